@@ -157,8 +157,8 @@ class AsyncBatonClient:
             self._opened = _Wire(loop, channel, stub, health)
         elif self._opened.loop is not loop:
             raise RuntimeError(
-                "an AsyncBatonClient serves the event loop in which it was used first; make "
-                "another for this one"
+                "an AsyncBatonClient works only in the event loop that first used it; make "
+                "another for this loop"
             )
         return self._opened
 

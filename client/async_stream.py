@@ -61,7 +61,9 @@ class AsyncStream(Generic[D, T]):
 
     async def __anext__(self) -> D:
         if self._is_read:  # gRPC would leave one of them waiting for ever
-            raise RuntimeError("another task reads this stream; one at a time can")
+            raise RuntimeError(
+                "another task is reading this stream; read it from one task at a time"
+            )
         self._is_read = True
         try:
             return await self._next()

@@ -166,7 +166,8 @@ def _apply(
 def _set_structured(sampling: pb.SamplingOptions, name: str, value: Any) -> None:
     if sampling.HasField("structured_output"):
         raise invalid_request(
-            f"one of {', '.join(STRUCTURED_FIELDS)} is enough", field="sampling.structured_output"
+            f"{', '.join(STRUCTURED_FIELDS)} exclude each other; give one",
+            field="sampling.structured_output",
         )
     if name == "json_schema":
         value = schema_text(value)

@@ -34,7 +34,7 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         if self.max_attempts < 1:
-            raise ValueError(f"a call takes at least one attempt: {self.max_attempts=}")
+            raise ValueError(f"max_attempts must be at least 1, not {self.max_attempts}")
 
     def delay_s(self, error: BatonClientError, num_failed: int) -> float | None:
         """How long to wait after `num_failed` attempts, of which `error` ended the last one.

@@ -138,8 +138,9 @@ class SpeculationConfig:
         _check_positive(max_tokens=self.max_tokens, memory_gib=self.memory_gib)
         if self.model and self.method in ("off", "suffix", "ngram", "lookahead", "mtp"):
             raise ValueError(
-                f"speculation.model (--draft-model) {self.model} does nothing with the method "
-                f"{self.method}: set speculation.method to draft (--speculate draft), or drop it"
+                f"speculation.model (--draft-model) {self.model} has no effect with method "
+                f"{self.method}; set speculation.method to draft (--speculate draft), or leave it "
+                "out"
             )
 
 

@@ -140,9 +140,9 @@ def check_alike(loaded: LoadedModel) -> None:
     odd = [rank for rank, each in enumerate(found) if each != found[0]]
     if odd:
         raise InvalidConfig(
-            f"ranks {odd} have loaded another model than the lead: is the folder the same there? "
-            "And do all CPUs add alike (AVX-512 BF16, matrix tiles)? "
-            "BATON_CPU_KERNELS names a kind of CPU that all of them are"
+            f"ranks {odd} loaded a different model from the lead; give all ranks the same folder, "
+            "and if their CPUs differ (AVX-512 BF16, matrix tiles), set BATON_CPU_KERNELS to a "
+            "kind that all of them support"
         )
 
 

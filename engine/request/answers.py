@@ -17,8 +17,8 @@ from baton.engine.request.step_report import RequestOutput
 
 
 class Answers:
-    """`accepted` counts tokens that were drafted, and turned out right, as computed; `leave` takes
-    a request out of the engine, `discard` strikes what it computed."""
+    """`accepted` counts accepted drafted tokens as computed; `leave` removes a request from the
+    engine; `discard` drops what it computed."""
 
     def __init__(
         self,
@@ -44,8 +44,8 @@ class Answers:
         logprobs: tuple[TokenLogprob, ...],
         now: float,
     ) -> RequestOutput:
-        """`tokens` are one that was drawn, or several of which all but the last were drafted, and
-        computed with the pass; those behind the end are nobody's."""
+        """Append `tokens`: one drawn token, or several of which all but the last were drafted and
+        computed in this pass. Those after the request's end are dropped."""
         reason, is_finished = None, False
         if request.goes_on_behind(tokens):
             request.extend(tokens)
@@ -80,7 +80,7 @@ class Answers:
         )
 
     def embed(self, request: Request, vector: tuple[float, ...]) -> RequestOutput:
-        """Finish a request that only wanted an embedding."""
+        """Finish a request for an embedding."""
         if not all(map(isfinite, vector)):
             return self.fail_not_finite(request)
         request.first_token_at = self._clock()
@@ -94,7 +94,7 @@ class Answers:
         )
 
     def fail_not_finite(self, request: Request) -> RequestOutput:
-        """What comes of NaN or infinity would be silently wrong, as is the KV behind it."""
+        """Fail the request: its tokens and KV after a NaN or infinity would be silently wrong."""
         self._discard(request)
         error = Unavailable(
             f"the model's outputs are not finite after {len(request.tokens)} tokens; "

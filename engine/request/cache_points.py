@@ -7,7 +7,7 @@ from baton.engine.request.request import Request
 
 
 def pin_computed(request: Request, pool: BlockPool) -> None:
-    """Pin the cache points that `request` has come past; its blocks must be committed."""
+    """Pin the cache points that `request` has passed; its blocks must be committed."""
     while request.cache_points and request.cache_points[0].num_tokens <= request.num_computed:
         point = request.cache_points.pop(0)
         pinned = pool.pin(request.holder, point.num_tokens, point.ttl_s)
@@ -27,7 +27,7 @@ def pin_computed(request: Request, pool: BlockPool) -> None:
 
 
 def cache_metrics(pool: BlockPool) -> dict[str, float]:
-    """Metrics by Prometheus name: a replica's pins, and the blocks that each tenant holds."""
+    """Metrics by Prometheus name: a replica's pins and the blocks that each tenant holds."""
     pins = pool.supply.counters
     held = pool.accounts.num_held_by_tenant.copy()  # the engine's thread goes on meanwhile
     return {
@@ -41,6 +41,6 @@ def cache_metrics(pool: BlockPool) -> dict[str, float]:
 
 
 def _quoted(text: str) -> str:
-    """A label's value, as Prometheus reads it."""
+    """A label's value, escaped for Prometheus."""
     escaped = text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
     return f'"{escaped}"'

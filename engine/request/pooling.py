@@ -18,7 +18,7 @@ from baton.core.messages import Pooling
 
 class Embedding:
     def __init__(self, pooling: Pooling, tokens: Sequence[int] = ()) -> None:
-        """`tokens` are those whose logits are wanted; none: all there are."""
+        """`tokens` selects the logits; empty: all of them."""
         self.needs_every_token = pooling is Pooling.MEAN
         self.is_of_logits = pooling is Pooling.LOGITS
         self.tokens = list(tokens)
@@ -26,7 +26,7 @@ class Embedding:
         self._sum: Tensor | None = None  # [D] float32
 
     def read(self, start: int, rows: Tensor) -> None:
-        """Take in the hidden states [n, D], or the logits [n, V], of the tokens from `start` on.
+        """Read the hidden states [n, D], or the logits [n, V], of the tokens from `start` on.
 
         For MEAN all tokens come, in order; else only the last one.
         """
@@ -37,7 +37,7 @@ class Embedding:
         self._num_tokens += len(rows)
 
     def vector(self) -> tuple[float, ...]:
-        """[D], or a logit each, once all of the prompt was read."""
+        """The embedding [D], or one logit per token, after all of the prompt was read."""
         assert self._sum is not None
         found = self._sum / self._num_tokens
         if self.is_of_logits and self.tokens:

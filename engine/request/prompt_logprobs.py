@@ -30,7 +30,7 @@ class PromptLogprobs:
         self._found: list[TokenLogprob] = []
 
     def read(self, start: int, hidden: Tensor, runner: Runner) -> None:
-        """Take in the hidden states [n, D] of the prompt's tokens from `start` on.
+        """Read the hidden states [n, D] of the prompt's tokens from `start` on.
 
         All chunks come, in order. The last token's says nothing about the prompt.
         """
@@ -44,10 +44,11 @@ class PromptLogprobs:
 
     @property
     def are_finite(self) -> bool:
-        """A NaN need not reach the next token's logits: nothing attends to the last layer's."""
+        """Whether all logits were finite. Checked here because a NaN in the last layer need not
+        reach the next token's logits."""
         return all(isfinite(found.logprob) for found in self._found)
 
     def take(self) -> tuple[TokenLogprob, ...]:
-        """Once all of the prompt was read."""
+        """The logprobs, after all of the prompt was read."""
         assert len(self._found) == len(self._prompt) - 1
         return tuple(self._found)

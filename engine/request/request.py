@@ -29,7 +29,7 @@ class Phase(StrEnum):
 
 
 class Ending(NamedTuple):
-    """What may end a request: as long as it has met neither, it goes on."""
+    """What may end a request."""
 
     tokens: frozenset[int]
     num_tokens: int
@@ -77,7 +77,7 @@ class Request:
         self.cache_notes: list[str] = []
         """What did not come of its cache points."""
         self.priority = priority
-        """Smaller comes first."""
+        """Smaller values come first."""
         self.matcher = matcher
         """The matcher of the grammar in `sampling`, behind all of `output`."""
         self.embedding: Embedding | None = None
@@ -94,21 +94,20 @@ class Request:
 
         self.phase = Phase.WAITING
         self.lane = 0
-        """One of the lanes of the engine's scheduler, its alone while it runs."""
+        """The scheduler's lane that this request alone has while it runs."""
         self.num_computed = 0
         self.num_cached = 0
         """Tokens found in the prefix cache when the request was first admitted."""
         self.num_looked_up = 0
-        """Tokens that were looked for there then."""
+        """Tokens looked up in the prefix cache at that time."""
         self.num_run = 0
         """Tokens run through the model, those computed again after a preemption included."""
         self.num_drafted = 0
-        """Drafted tokens run through the model besides."""
+        """Drafted tokens run through the model, not counted in `num_run`."""
         self.num_accepted = 0
         """Drafted tokens that are in the output, and in `num_run`."""
         self.num_draft_missing = 0
-        """Known tokens that it is drafted without: whoever drafts was not shown what the model
-        computed of them."""
+        """Known tokens whose hidden states the drafter was not given."""
         self.num_preemptions = 0
         self.num_overtaken = 0
         """Requests admitted before it, out of turn, since it came to the head of the queue."""
@@ -116,7 +115,7 @@ class Request:
         """Position in the order in which this engine's requests arrived."""
 
         self.arrived_at: float | None = None
-        """This stamp and the next are seconds on the engine's clock."""
+        """This and the next timestamp are seconds on the engine's clock."""
         self.scheduled_at: float | None = None
         self.first_token_at: float | None = None
 
@@ -125,7 +124,7 @@ class Request:
 
     @cached_property
     def row(self) -> SamplingRow:
-        """The request's row for the sampler; the grammar is known by then."""
+        """The request's row for the sampler. Its grammar must be compiled."""
         return SamplingRow(self.sampling, self.prompt, self.output, self.matcher)
 
     @property
@@ -145,7 +144,8 @@ class Request:
 
     @property
     def has_reached_own_limit(self) -> bool:
-        """Whether `max_new_tokens` is used up: done here, though perhaps not for the client."""
+        """Whether `max_new_tokens` is used up: the request ends here, but may continue on another
+        replica."""
         return self.max_new_tokens is not None and self.num_sampled >= self.max_new_tokens
 
     @property
@@ -160,7 +160,7 @@ class Request:
         return self.prompt_logprobs is None or self.prompt_logprobs.are_finite
 
     def take_prompt_logprobs(self) -> tuple[TokenLogprob, ...]:
-        """Once, with the first token; empty if they were not asked for."""
+        """Return and forget the prompt logprobs, with the first token; empty if not asked for."""
         if self.prompt_logprobs is None:
             return ()
         logprobs, self.prompt_logprobs = self.prompt_logprobs.take(), None
@@ -175,7 +175,7 @@ class Request:
         self.tokens.extend(tokens)
 
     def goes_on_behind(self, tokens: Sequence[int]) -> bool:
-        """Whether none of so many next `tokens` may end it."""
+        """Whether the request surely continues after the next `tokens`."""
         stops, num_tokens = self.ending
         return len(self.tokens) + len(tokens) < num_tokens and stops.isdisjoint(tokens)
 

@@ -19,8 +19,8 @@ def check_request(
 ) -> None:
     """Raise InvalidRequest, naming the field at fault.
 
-    `max_len` is what its tenant may have of `max_model_len`.
-    `finish_reason` says why the request is over with what it brings; None if it is not.
+    `max_len` is the tenant's share of `max_model_len`. `finish_reason` is set if the request is
+    already over with the output it brings.
     """
     name, vocab_size = request.request_id, info.vocab_size
     if not request.prompt:
@@ -33,8 +33,8 @@ def check_request(
         return
     if info.num_labels is not None:
         raise InvalidRequest(
-            f"{name} wants tokens of a classifier ({info.architecture}), which generates none; ask "
-            "for its logits",
+            f"{name} asks a classifier ({info.architecture}) to generate tokens; ask for its "
+            "logits",
             field="prompt",
         )
     if finish_reason is not None or request.has_reached_own_limit:
@@ -46,25 +46,25 @@ def check_request(
 
 
 def _check_logits(request: Request, embedding: Embedding, info: ModelInfo) -> None:
-    """All of a vocabulary would be as much as thousands of tokens are."""
+    """Refuses the logits of a whole vocabulary, which would be as large as thousands of tokens."""
     if not embedding.is_of_logits:
         return
     tokens = embedding.tokens
     if not tokens and info.num_labels is None:
         raise InvalidRequest(
-            f"{request.request_id} wants logits of {info.architecture}, which is no classifier; "
-            "name the tokens in allowed_token_ids",
+            f"{request.request_id} asks for logits of {info.architecture}, which is not a "
+            "classifier; list the tokens in allowed_token_ids",
             field="allowed_token_ids",
         )
     if tokens and not 0 <= min(tokens) <= max(tokens) < info.num_logits:
         raise InvalidRequest(
-            f"{request.request_id} wants logits outside 0..{info.num_logits - 1}",
+            f"{request.request_id} asks for logits outside 0..{info.num_logits - 1}",
             field="allowed_token_ids",
         )
 
 
 def _check_length(request: Request, max_len: int, *, is_all: bool) -> None:
-    """An embedding needs room for its prompt alone, an output for one token more at least."""
+    """An embedding needs room for its prompt, generation for at least one more token."""
     num_tokens = len(request.tokens)
     limit = f"{max_len} served here" if is_all else f"{max_len} {_share_of(request.tenant)}"
     if request.embedding is not None:
@@ -76,8 +76,8 @@ def _check_length(request: Request, max_len: int, *, is_all: bool) -> None:
             )
     elif num_tokens >= max_len:
         raise InvalidRequest(
-            f"{request.request_id} has {num_tokens} tokens, which leaves none to generate of the "
-            f"{limit}; shorten the prompt",
+            f"{request.request_id} has {num_tokens} tokens, which leaves no room to generate "
+            f"within the {limit}; shorten the prompt",
             field="prompt",
         )
 

@@ -45,11 +45,11 @@ class StepReport(NamedTuple):
     work: StepWork = StepWork()
     """The work of the pass, on which its time depends."""
     num_drafted: int = 0
-    """Tokens run besides, to be verified; those that were right are among the sampled ones."""
+    """Drafted tokens run to be verified, in addition; accepted ones also count as sampled."""
     num_accepted: int = 0
     num_preempted: int = 0
     num_running: int = 0
-    """This and the next are counted when the step is over."""
+    """This and the next are counted at the end of the step."""
     num_waiting: int = 0
     num_blocks_in_use: int = 0
     recall_ms: float = 0.0
@@ -60,7 +60,7 @@ class StepReport(NamedTuple):
     """Milliseconds of the forward pass: on a GPU of the launch alone, as sampling waits for the
     device."""
     sample_ms: float = 0.0
-    """Sampling, and entering the tokens into their requests."""
+    """Milliseconds of sampling and of appending the tokens to their requests."""
 
     @property
     def seconds(self) -> float:
@@ -80,9 +80,9 @@ class EngineStats:
     num_steps: int = 0
     num_tokens_run: int = 0
     num_tokens_cached: int = 0
-    """Found in the prefix cache when their request was first admitted."""
+    """Tokens found in the prefix cache when their request was first admitted."""
     num_tokens_looked_up: int = 0
-    """Looked for there."""
+    """Tokens looked up there."""
     num_drafted: int = 0
     num_accepted: int = 0
     num_preempted: int = 0

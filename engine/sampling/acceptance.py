@@ -25,15 +25,14 @@ from baton.kernels.sampling.best_token import best_token
 from baton.kernels.sampling.gumbel import gumbel, gumbel_all
 
 DRAFTING, KEEPING, REDRAWING = 1 << 29, 1 << 30, 1 << 31
-"""Bits of the choice of a stream: what is drafted, whether it is kept, what is drawn if not."""
+"""Bits in a stream's choice that keep three kinds of noise apart: drafting a token, keeping it, and
+drawing another in its place."""
 
 
 def are_kept(p: Tensor, q: Tensor | float, drafted: Tensor, streams: Tensor) -> Tensor:
-    """Probabilities of the drafted tokens [T] by the model and by who drafted them, [T] each
-    -> [T] bool.
-
-    `streams`: see `baton.kernels.sampling.gumbel`. Where `q` is 1, the token may have been chosen
-    in whatever way.
+    """Whether each drafted token is kept, [T] bool. `p` and `q`, [T] each, are its probabilities by
+    the model and by the drafter; `q` is 1 for a token that was not drawn. `streams`: see
+    `baton.kernels.sampling.gumbel`.
     """
     noise = gumbel(_other(streams, KEEPING), drafted.unsqueeze(-1)).squeeze(-1)
     uniform = noise.neg_().exp_().neg_().exp_()
@@ -41,8 +40,8 @@ def are_kept(p: Tensor, q: Tensor | float, drafted: Tensor, streams: Tensor) -> 
 
 
 def leave_out(q: Tensor, tokens: Sequence[Collection[int]]) -> None:
-    """Make each row of q [T, V] what is drawn from where its `tokens` are not offered if they are
-    drawn: the others, as likely to each other as before. A row without others means nothing."""
+    """Change each row of q [T, V] to the distribution without its `tokens`: the others,
+    renormalised. A row without others has no meaning."""
     size = q.shape[-1]
     known = [(row, token) for row, each in enumerate(tokens) for token in each if token < size]
     if not known:
@@ -53,13 +52,14 @@ def leave_out(q: Tensor, tokens: Sequence[Collection[int]]) -> None:
 
 
 def left_of(p: Tensor, q: Tensor) -> Tensor:
-    """[T, V] max(0, p - q); p where nothing is left, for the two differ by roundings alone then."""
+    """max(0, p - q), [T, V]; p in rows where that is zero, since p and q then differ only by
+    rounding."""
     left = (p - q).clamp_(min=0)
     return torch.where(left.sum(-1, keepdim=True) > 0, left, p)
 
 
 def redrawn(left: Tensor, streams: Tensor) -> Tensor:
-    """A token [T] for each that is not kept, of what the model has left [T, V]: max(0, p - q)."""
+    """The tokens [T] drawn in place of those that are not kept, from max(0, p - q), [T, V]."""
     noise = gumbel_all(_other(streams, REDRAWING), left.shape[-1])
     return best_token(noise.add_(left.log()))
 

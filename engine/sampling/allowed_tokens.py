@@ -50,7 +50,7 @@ def forbid_tokens(
 
 
 def bad_tokens(bad_words: Sequence[Sequence[int]], output: Sequence[int]) -> list[int]:
-    """The tokens that would complete a bad word behind `output`."""
+    """The tokens that would complete a bad word after `output`."""
     return [
         word[-1]
         for word in bad_words
@@ -83,7 +83,7 @@ def _follow_grammars(may_draw: Tensor, rows: Sequence[SamplingRow]) -> None:
 
 
 def _narrow(may_draw: Tensor, tokens: Sequence[Collection[int]], *, keeps: bool) -> None:
-    """Keep only `tokens`, one collection a row, or drop them; a row without any stays as it is."""
+    """Keep only `tokens`, or drop them, one collection per row. A row without any is unchanged."""
     num_rows, vocab_size = may_draw.shape
     concerned = [i for i in range(num_rows) if tokens[i]]
     if not concerned:

@@ -22,7 +22,7 @@ from baton.kernels.sampling.best_token import best_finite_on_host, best_finite_t
 
 
 class Drawn(NamedTuple):
-    """The draw of each row, in order, where the logits are."""
+    """The draw of each row, in order, on the logits' device."""
 
     tokens: Tensor  # [S] int64
     are_finite: Tensor  # [S] bool; where it is not, the token means nothing, but is one
@@ -33,18 +33,17 @@ class Sampled(NamedTuple):
 
     tokens: list[int]
     are_finite: list[bool]
-    """Whether the row's raw logits are all finite; if not, its token means nothing."""
+    """Whether all raw logits of the row are finite; if not, its token has no meaning."""
     logprob_by_row: dict[int, TokenLogprob]
-    """Logprobs of the raw logits, for those rows that ask."""
+    """Logprobs of the raw logits, for the rows that ask for them."""
 
 
 @torch.inference_mode()
 def draw(logits: Tensor, plan: SamplingPlan, eos_token_ids: Collection[int]) -> Drawn:
-    """Draw one token a row from float32 logits [S, V], which are left as they are.
-
-    A row of logits that are not numbers gives an arbitrary token and disturbs no other row. The
-    next draw from the same plan is of the tokens behind these. Only if the plan `needs_host` must
-    their requests have them by then; else nothing here waits for the device.
+    """Draw one token per row from float32 logits [S, V], which are not changed. A row with NaN
+    gives an arbitrary token and does not affect other rows. The next draw from the same plan draws
+    the tokens after these. If the plan `needs_host`, the requests must have these tokens by then;
+    otherwise nothing here waits for the device.
     """
     return _drawn(logits, plan, eos_token_ids)
 
@@ -53,8 +52,8 @@ def draw(logits: Tensor, plan: SamplingPlan, eos_token_ids: Collection[int]) -> 
 def draw_and_weigh(
     logits: Tensor, plan: SamplingPlan, eos_token_ids: Collection[int]
 ) -> tuple[Drawn, Tensor]:
-    """Tokens as `draw` gives them, and how likely each token was [S], by the model, its penalties
-    and its rules; not by temperature and what comes after it."""
+    """Tokens as `draw` gives them, and the probability of each, [S], after penalties and rules but
+    before temperature."""
     plan.next_draw()
     scores = plan.scores(logits, eos_token_ids)
     drawn = _drawn_by(scores, logits, plan)
@@ -68,8 +67,8 @@ def chances_of(
     eos_token_ids: Collection[int],
     endings: Sequence[Collection[int]],
 ) -> dict[int, Tensor]:
-    """[V] By row of those that noise has a say in: what `draw_and_weigh` has drawn it from, if the
-    tokens in `endings`, those of each row, are not offered."""
+    """The distribution [V] that `draw_and_weigh` drew from, by row drawn with noise, without the
+    row's tokens in `endings`."""
     if not plan.drawn:
         return {}
     chances = plan.chances(plan.scores(logits, eos_token_ids))
@@ -114,14 +113,14 @@ def _on_host(drawn: Drawn) -> tuple[list[int], list[bool]]:
 
 @torch.inference_mode()
 def prompt_logprobs(logits: Tensor, next_tokens: Sequence[int], num_top: int) -> list[TokenLogprob]:
-    """What the model said, in float32 logits [n, V], of the n tokens that follow in the prompt."""
+    """The logprobs of the n following tokens of the prompt, from float32 logits [n, V]."""
     return _logprobs(logits, next_tokens, [num_top] * len(next_tokens))
 
 
 def _asked_logprobs(
     logits: Tensor, plan: SamplingPlan, tokens: Sequence[int]
 ) -> dict[int, TokenLogprob]:
-    """Logprobs by row, for those that ask."""
+    """Logprobs by row, for the rows that ask for them."""
     if not plan.asked:
         return {}
     nums_top = [plan.rows[i].params.num_logprobs or 0 for i in plan.asked]
@@ -130,7 +129,8 @@ def _asked_logprobs(
 
 
 def _logprobs(logits: Tensor, tokens: Sequence[int], nums_top: Sequence[int]) -> list[TokenLogprob]:
-    """One a row: of a token, and of as many of the most probable ones as the row asks for."""
+    """The logprobs of each row: its token's, and those of as many of the most probable tokens as it
+    asks for."""
     if not tokens:
         return []
     logprobs = logits.log_softmax(-1)

@@ -43,14 +43,15 @@ from baton.kernels.sampling.typical import keep_typical
 
 WORD = 0xFFFFFFFF
 STRETCH_BYTES = 32 << 20
-"""Bytes of scores of rows whose probabilities are worked out at once, for the published rule."""
+"""Bytes of scores of the rows whose probabilities are computed at once, for speculative
+sampling."""
 NOTHING: Mapping[int, Tensor] = MappingProxyType({})
 MIN_TEMPERATURE = 1e-30
 """Below it float32 would divide by zero."""
 
 
 class Bias(NamedTuple):
-    """What is added to some scores, one entry each."""
+    """Values added to some scores, one entry per score."""
 
     rows: Tensor
     tokens: Tensor
@@ -58,7 +59,7 @@ class Bias(NamedTuple):
 
 
 class SamplingPlan:
-    """The groups are of row numbers, in order; a row may be in several."""
+    """Groups hold row numbers, in order; a row may be in several."""
 
     def __init__(
         self,
@@ -80,14 +81,14 @@ class SamplingPlan:
         self.ruled: list[int] = []
         self.drawn: list[int] = []
         self.typical: list[int] = []
-        """Rows of `drawn` that keep typical tokens only."""
+        """Rows of `drawn` with typical-p."""
         self.asked: list[int] = []
-        """Their logprobs are wanted."""
+        """Rows that ask for logprobs."""
         for number, row in enumerate(rows):
             if not row.is_plain:
                 self._place(number, row)
         self.is_plain = all([row.is_plain for row in rows])
-        """Each row draws its best token, and nobody asks for more."""
+        """Each row draws its best token, without logprobs."""
         self.penalties = self._penalties() if self.penalised else None
         self._seen = self._count_seen() if self.penalised else None
         self._draws = self._make_draws([rows[i] for i in self.drawn]) if self.drawn else None
@@ -97,15 +98,16 @@ class SamplingPlan:
         self._run_ends = [i for i, token in enumerate(drafted) if token is None]
         self._bias: Bias | None = None
         self._last: Tensor | None = None
-        """[S] What was drawn last, if this is to go on from there."""
+        """The tokens drawn last, [S], if the next draw continues from them."""
 
     @property
     def needs_host(self) -> bool:
-        """A row is drawn, or told of, by what only the host knows of its output."""
+        """Whether a row's draw or logprobs depend on its output in a way that only the host
+        knows."""
         return bool(self.ruled or self.typical or self.asked)
 
     def next_draw(self) -> None:
-        """Move on by the tokens that were drawn last, if any were."""
+        """Advance by the tokens that were drawn last, if any."""
         last, self._last = self._last, None
         if last is None:
             return
@@ -115,7 +117,7 @@ class SamplingPlan:
             self._seen.add(last[self._seen.rows])
 
     def drew(self, tokens: Tensor) -> None:
-        """[S] The next draw is of the tokens behind them."""
+        """Note the drawn tokens [S]; the next draw draws those after them."""
         self._last = tokens
 
     def _place(self, number: int, row: SamplingRow) -> None:
@@ -132,7 +134,8 @@ class SamplingPlan:
                 group.append(number)
 
     def scores(self, logits: Tensor, eos_token_ids: Collection[int]) -> Tensor:
-        """All that comes before temperature, of logits [S, V]; they themselves if nothing does."""
+        """The scores before temperature of logits [S, V]; the logits themselves if nothing changes
+        them."""
         scores = logits
         if self.penalties is not None and self._seen is not None:
             scores = penalise(scores, self.penalties, self._seen.occurrences())
@@ -144,7 +147,7 @@ class SamplingPlan:
         return scores
 
     def tokens(self, scores: Tensor, best: Tensor) -> Tensor:
-        """A token for each row [S]; `best` are those of the largest score."""
+        """The token of each row, [S]. `best` holds those with the largest score."""
         draws = self._draws
         if draws is None:
             return best
@@ -159,7 +162,8 @@ class SamplingPlan:
         return best.index_copy(0, draws.rows, tokens)
 
     def _related_typical(self, scores: Tensor, draws: Draws, at: Sequence[int]) -> Tensor:
-        """Scores of some of those drawn. Typical is what is so among those that top-k leaves."""
+        """Scores of some of the drawn rows. Typical-p considers only the tokens that top-k
+        leaves."""
         filters = Filters(*(values[at] for values in draws.filters))
         relative = relate(scores[draws.rows[at]], draws.temperature[at])
         if bool(filters.top_k.any()):
@@ -172,7 +176,8 @@ class SamplingPlan:
         return keep_typical(relative, typical_p)
 
     def _kept(self, scores: Tensor, draws: Draws, tokens: Tensor) -> Tensor:
-        """`tokens`, where one was drafted what comes of that. What was not drawn q is sure of."""
+        """`tokens`, with the drafted token or its replacement in rows with a draft. A drafted token
+        that was not drawn has q = 1."""
         stretch = _stretch(scores)
         left = [place for place, row in enumerate(self.drawn) if row in self._drafted]
         while left:
@@ -193,7 +198,8 @@ class SamplingPlan:
         return tokens
 
     def _q_of(self, at: Sequence[int], p: Tensor, chosen: Tensor) -> Tensor:
-        """[n, V] What drafted tokens [n, 1] were drawn from, or they alone."""
+        """The distributions [n, V] that the drafted tokens [n, 1] were drawn from; 1 for a token
+        that was not drawn."""
         q = torch.zeros_like(p).scatter_(-1, chosen, 1.0)
         for i, place in enumerate(at):
             if (drawn_from := self._drawn_from.get(self.drawn[place])) is not None:
@@ -201,7 +207,7 @@ class SamplingPlan:
         return q
 
     def chances(self, scores: Tensor) -> Tensor:
-        """[n, V], by which the rows of `drawn` are."""
+        """The distributions [n, V] from which the rows of `drawn` are drawn."""
         draws, stretch = self._draws, _stretch(scores)
         assert draws is not None
         places = range(len(self.drawn))
@@ -212,7 +218,7 @@ class SamplingPlan:
         return chances
 
     def _probabilities(self, scores: Tensor, draws: Draws, at: Sequence[int]) -> Tensor:
-        """[n, V], by which some of those drawn are."""
+        """The distributions [n, V] of some of the drawn rows."""
         relative = relate(scores[draws.rows[at]], draws.temperature[at])
         typical = [place for place in at if self.drawn[place] in set(self.typical)]
         if typical:
@@ -221,7 +227,8 @@ class SamplingPlan:
         return probabilities(relative, Filters(*(values[at] for values in draws.filters)))
 
     def _first_rejected(self, at: Sequence[int], is_kept: Sequence[bool]) -> list[int]:
-        """The first row that is not kept of each run of drafts: what follows it is not needed."""
+        """The first row of each run of drafts whose token is not kept; the rows after it are not
+        needed."""
         first_by_run: dict[int, int] = {}
         for i, place in enumerate(at):
             if not is_kept[i]:
@@ -229,11 +236,12 @@ class SamplingPlan:
         return list(first_by_run.values())
 
     def _run(self, place: int) -> int:
-        """Drafts behind each other, and the row behind the last of them, are one request's."""
+        """The run of the drawn row at `place`: consecutive drafts and the row after them, all of
+        one request."""
         return bisect_left(self._run_ends, self.drawn[place])
 
     def _bias_of(self, vocab_size: int) -> Bias | None:
-        """None if there is none on a token of the vocabulary."""
+        """None if no token of the vocabulary has a bias."""
         if self._bias is None and self.biased:
             self._bias = self._make_bias(vocab_size)
         return self._bias
@@ -259,7 +267,7 @@ class SamplingPlan:
         return seen_tokens(self.penalised, counts, self.device)
 
     def _penalties(self) -> Penalties:
-        """The penalties of all rows, so that they can be found by the row."""
+        """The penalties of all rows, indexed by row."""
         return Penalties(
             repetition=self._column(self.rows, lambda p: float(p.repetition_penalty)),
             presence=self._column(self.rows, lambda p: float(p.presence_penalty)),
@@ -280,7 +288,7 @@ class SamplingPlan:
         )
 
     def _stream(self, row: SamplingRow) -> tuple[int, int, int, int]:
-        """See `baton.kernels.sampling.gumbel`; the position, the third, moves on."""
+        """See `baton.kernels.sampling.gumbel`; the third column, the position, advances."""
         seed, position = row.params.seed, len(row.prompt) + len(row.output)
         choice = (row.params.choice & WORD) | (DRAFTING if self._has_own_noise else 0)
         return seed & WORD, (seed >> 32) & WORD, position, choice
@@ -288,14 +296,14 @@ class SamplingPlan:
     def _column(
         self, rows: Sequence[SamplingRow], value: Callable[[SamplingParams], float]
     ) -> Tensor:
-        """One parameter of each row: float32 if the values are floats, int64 if integers."""
+        """One parameter of all rows: float32 for floats, int64 for integers."""
         return self._uploaded([value(row.params) for row in rows])
 
     def _uploaded(self, values: Sequence[object]) -> Tensor:
-        """float32 of floats, int64 of integers."""
+        """The values on the device: float32 for floats, int64 for integers."""
         return uploaded(torch.tensor(values), self.device)
 
 
 def _stretch(scores: Tensor) -> int:
-    """Rows of `STRETCH_BYTES`."""
+    """The number of rows whose scores fit into `STRETCH_BYTES`."""
     return max(1, STRETCH_BYTES // (scores.shape[-1] * scores.element_size()))

@@ -23,11 +23,11 @@ class SamplingRow:
     prompt: Sequence[int]
     output: Sequence[int]
     matcher: TokenMatcher | None = None
-    """The matcher of the grammar in `params`, behind `output`; before it where there is a mask."""
+    """The matcher of the grammar in `params`, after `output`; with a `mask`, still before it."""
     mask: Tensor | None = None
-    """What the grammar allows behind `output`, if that is known without the matcher."""
+    """The tokens that the grammar allows after `output`, if known without the matcher."""
     is_plain: bool = field(init=False)
-    """Its best token is what it draws, and nobody asks for more."""
+    """It draws its best token, without logprobs."""
     _counts: TokenCounts | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -63,12 +63,12 @@ class SamplingRow:
 
     @property
     def depends_on_output(self) -> bool:
-        """Whether what may be drawn depends on which tokens stand before it, but for the logits."""
+        """Whether the draw depends on the tokens before it other than through the logits."""
         return self.has_penalties or self.has_rules
 
     def behind(self, drafted: Sequence[int]) -> list[SamplingRow]:
-        """This row, and those of the tokens behind the first of `drafted`, the first two and so on,
-        as far as its grammar allows them. The row itself stays as it is."""
+        """This row, and the rows after the first of `drafted`, after the first two and so on, as
+        far as its grammar allows. This row is not changed."""
         if self.is_plain:  # all of them draw their best token
             return [self] * (1 + len(drafted))
         masks: Sequence[Tensor | None] = [None] * len(drafted)
@@ -77,7 +77,7 @@ class SamplingRow:
         return [self, *(self._behind(drafted[:i], mask) for i, mask in enumerate(masks, 1))]
 
     def ahead(self, drafted: Sequence[int]) -> SamplingRow | None:
-        """The row behind all of `drafted`; None if its grammar does not allow them."""
+        """The row after all of `drafted`; None if its grammar does not allow them."""
         if self.is_plain or not drafted:
             return self
         if self.matcher is None:
@@ -93,14 +93,15 @@ class SamplingRow:
         return row
 
     def fill_mask(self, mask: Tensor) -> None:
-        """What its grammar allows, if it has one; see `TokenMatcher.fill_mask`."""
+        """Fill the mask with the tokens that its grammar allows, if it has one; see
+        `TokenMatcher.fill_mask`."""
         if self.mask is not None:
             mask.copy_(self.mask)
         elif self.matcher is not None:
             self.matcher.fill_mask(mask)
 
     def counts(self) -> TokenCounts:
-        """The counts of the tokens it has now."""
+        """The counts of its current tokens."""
         if self._counts is None:
             self._counts = TokenCounts(self.prompt)
         self._counts.follow(self.output)

@@ -21,12 +21,13 @@ from baton.kernels.gpu.upload import uploaded
 from baton.kernels.sampling.token_penalties import Occurrences
 
 ROOM = 64
-"""Draws that there is memory for from the beginning."""
+"""Draws that the initial memory has room for."""
 
 
 @dataclass(slots=True, eq=False)
 class SeenTokens:
-    """Entries of n rows. All but `rows` are [room]; their first `num_entries` mean something."""
+    """Entries of n rows. All but `rows` have shape [room], of which the first `num_entries` are in
+    use."""
 
     rows: Tensor  # [n] int64, of the batch
     places: Tensor  # int64, which of `rows`
@@ -40,7 +41,7 @@ class SeenTokens:
         return Occurrences(rows, self.tokens[:num], self.counts[:num])
 
     def add(self, drawn: Tensor) -> None:
-        """What each row has drawn, [n]. Nothing is asked of the device."""
+        """Add the token that each row has drawn, [n]. Does not wait for the device."""
         before, after = self.num_entries, self.num_entries + len(drawn)
         if after > len(self.tokens):
             self._make_room(after)
@@ -63,7 +64,7 @@ class SeenTokens:
 def seen_tokens(
     rows: Sequence[int], counts: Sequence[TokenCounts], device: torch.device
 ) -> SeenTokens:
-    """Seen tokens from what the host has counted for each of `rows`."""
+    """The seen tokens of `rows`, from the host's counts."""
     lens = [len(each.tokens) for each in counts]
     num = sum(lens)
     places, tokens, times = torch.zeros(3, num + ROOM * len(rows), dtype=torch.int64)

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 
 
 class TokenCounts:
-    """What `follow` costs is what is new of the output."""
+    """The cost of `follow` grows only with the new part of the output."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
         self._place_by_token = {token: place for place, token in enumerate(dict.fromkeys(prompt))}
         self._num_followed = 0
         self.tokens = array("q", self._place_by_token)
-        """Each token of prompt and output once."""
+        """The distinct tokens of prompt and output."""
         self.counts = array("q", bytes(8 * len(self.tokens)))
         """How often each is in the output."""
 
     def behind(self, tokens: Sequence[int]) -> TokenCounts:
-        """A copy that has counted `tokens`, too, as if the output had grown by them."""
+        """A copy that has also counted `tokens`, as if the output had grown by them."""
         copy = TokenCounts(())
         copy._place_by_token = self._place_by_token.copy()
         copy.tokens, copy.counts = self.tokens[:], self.counts[:]

@@ -88,8 +88,8 @@ class Caller:
         if least is not None and asked < least:
             owner = f"gateway.tenants.{self.tenant}" if self.tenant else "gateway"
             raise Forbidden(
-                f"{field} must be at least {least} with this API key; got {asked}. Smaller ones "
-                f"need a key of gateway.operator_keys, or a smaller {owner}.min_priority",
+                f"{field} must be at least {least} with this API key; got {asked}. A smaller "
+                f"value needs a key of gateway.operator_keys, or a smaller {owner}.min_priority",
                 field=field,
             )
         return asked
@@ -109,7 +109,9 @@ class Caller:
     def check_infers(self) -> None:
         """Raises Forbidden."""
         if not self.may_infer:
-            raise Forbidden("this API key may not use the models: its scopes are without inference")
+            raise Forbidden(
+                "this API key may not use the models: its scopes do not include inference"
+            )
 
     def usable(self, names: Sequence[str]) -> tuple[str, ...]:
         """The subset of a model's `names` that it may use. Access to the first, its own name,

@@ -66,7 +66,10 @@ class TenantConfig(ConfigNode, frozen=True, kw_only=True):
         if not self.api_keys:
             raise ValueError("a tenant needs at least one key in api_keys")
         if "" in self.models:
-            raise ValueError("a tenant's models has an empty name; leave it away for any model")
+            raise ValueError(
+                "a tenant's models has an empty name; remove it, or leave models out to allow any "
+                "model"
+            )
 
 
 class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
@@ -235,8 +238,8 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
         self._check_classes()
         if not self.operator_keys and not is_loopback(self.admin_host):
             raise ValueError(
-                f"admin_host {self.admin_host!r} lets other machines operate the deployment, and "
-                "no key is asked for: set operator_keys, or leave it at 127.0.0.1"
+                f"admin_host {self.admin_host!r} would let other machines operate the deployment "
+                "without a key; set operator_keys, or leave it at 127.0.0.1"
             )
         if bool(self.tls_cert_file) != bool(self.tls_key_file):
             raise ValueError("tls_cert_file and tls_key_file belong together: set both, or none")
@@ -277,7 +280,9 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
         ]
         is_twice = len({entry.digest for entry in entries}) < len(entries)
         if is_twice or len(set(keys)) < len(keys):
-            raise ValueError("a key belongs to one tenant, to api_keys or to operator_keys")
+            raise ValueError(
+                "a key occurs twice; list it once, in one tenant, in api_keys or in operator_keys"
+            )
         if "" in self.tenants:
             raise ValueError("tenants need a name")
 
@@ -292,13 +297,14 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     def _check_shares(self) -> None:
         total = sum(self.kv_shares.values())
         if total > 1:
-            raise ValueError(f"the kv_share of all tenants add up to {total:g}; at most 1 can be")
+            raise ValueError(f"the tenants' kv_share add up to {total:g}; lower them to 1 in all")
         has_others = bool(self.api_keys or self.operator_keys) or len(self.kv_shares) < len(
             self.tenants
         )
         if total == 1 and has_others:
             raise ValueError(
-                "the kv_share of the tenants add up to 1, which leaves no blocks to the other keys"
+                "the tenants' kv_share add up to 1, which leaves no blocks for the other keys; "
+                "lower one"
             )
 
 

@@ -56,19 +56,20 @@ def read_entry(line: str, scopes: Set[str]) -> KeyEntry:
     if not line.startswith(HASHED):
         if _NO_KEY.fullmatch(line):
             raise ValueError(
-                "what stands for a key has spaces, or looks like a comment or a part of a line of "
-                "`baton keys` (split at its spaces or commas?); draw another key, or keep the line "
-                "whole in a file and name that: `file:/path`"
+                "this is not a key: it has spaces, or looks like a comment or a part of a line of "
+                "`baton keys` (was the line split at spaces or commas?); draw another key, or put "
+                "the whole line into a file and give `file:/path`"
             )
         digest = digest_of(line)
         return KeyEntry(digest=digest, name=digest.hex()[:8], scopes=frozenset(scopes))
     text, *words = line.removeprefix(HASHED).split()
     if _DIGEST.fullmatch(text) is None:
-        raise ValueError("a key of sha256:... needs 64 hexadecimal digits behind it")
+        raise ValueError("a key's line needs 64 hexadecimal digits after `sha256:`")
     said = dict(word.partition("=")[::2] for word in words)
     if unknown := said.keys() - {"name", "expires", "scopes", "models"}:
         raise ValueError(
-            f"a key's line says {sorted(unknown)[0]!r}; give name, expires, scopes or models"
+            f"a key's line has the unknown word {sorted(unknown)[0]!r}; use name, expires, scopes "
+            "or models"
         )
     wanted = _several(said["scopes"]) if "scopes" in said else frozenset(scopes)
     if beyond := wanted - scopes:
@@ -93,8 +94,8 @@ def _models(text: str) -> frozenset[str]:
     found = _several(text)
     if "" in found:
         raise ValueError(
-            f"a key's models={text} has an empty name; write models=one+other, or leave the word "
-            "away for a key of all models"
+            f"a key's models={text} has an empty name; write models=one+other, or leave it out to "
+            "allow all models"
         )
     return found
 
@@ -104,6 +105,6 @@ def _time(text: str) -> float:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise ValueError(
-            f"a key's expires={text} is no date; write 2027-03-31 or 2027-03-31T12:00:00Z"
+            f"a key's expires={text} is not a date; write 2027-03-31 or 2027-03-31T12:00:00Z"
         ) from None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

@@ -128,8 +128,8 @@ class RateLimits:
         wait_s = wait_of(short)
         if wait_s > 0:
             raise RateLimited(
-                f"the {short.limit} {short.unit} of {short.setting} are used up; what this request "
-                f"takes is there again in {wait_s:.1f} s",
+                f"the {short.limit} {short.unit} of {short.setting} are used up; send this "
+                f"request again in {wait_s:.1f} s",
                 retry_after_s=wait_s,
             )
         for bucket in buckets:

@@ -98,7 +98,8 @@ class TlsIdentity:
             raise InvalidConfig(f"{setting} cannot be used: {error.reason or error}") from error
         except OSError as error:
             raise InvalidConfig(
-                f"gateway.tls_cert_file: it went while it was read ({error})"
+                f"gateway.tls_cert_file or tls_key_file was removed while it was read ({error}); "
+                "put it back"
             ) from error
         return _Loaded(stamp, context, key, certificate)
 

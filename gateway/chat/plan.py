@@ -232,8 +232,7 @@ def _other_calls(
     calls = calls_grammar(parser, tools, special_by_mark)
     if calls is None:
         raise InvalidRequest(
-            f"{rule.field} would keep this model from calling tools; set tool_choice to none or "
-            "required",
+            f"{rule.field} does not let this model call tools; set tool_choice to none or required",
             field=rule.field,
         )
     return calls

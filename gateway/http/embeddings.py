@@ -166,7 +166,9 @@ class EmbeddingsApi:
         if body.messages is None:
             for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
                 if getattr(body, name):
-                    raise InvalidRequest(f"{name} is of messages; leave it out", field=name)
+                    raise InvalidRequest(
+                        f"{name} applies only to messages; leave it out", field=name
+                    )
             adds_special = body.add_special_tokens is not False
             return await read_prompts(
                 gateway, body.input, "input", adds_special=adds_special, max_prompts=MAX_INPUTS
@@ -235,8 +237,8 @@ def _refuse_of_vectors(body: PoolingBody) -> None:
     for name in ("dimensions", "pooling", "normalize"):
         if getattr(body, name) is not None:
             raise InvalidRequest(
-                f"{name} is of vectors, and this model answers with labels; leave it out, or ask "
-                "for task: embed",
+                f"{name} applies only to vectors, and this model answers with labels; leave it "
+                "out, or set task to embed",
                 field=name,
             )
 

@@ -107,7 +107,9 @@ def _page(names: Sequence[str], query: Mapping[str, str]) -> tuple[Sequence[str]
     limit = limit_of(query, default=20, most=MAX_LIMIT)
     for field in ("after_id", "before_id"):
         if field in query and query[field] not in names:
-            raise InvalidRequest(f"{field} is not the id of a model here", field=field)
+            raise InvalidRequest(
+                f"{field} is not the id of a model here; see GET /v1/models", field=field
+            )
     if "before_id" in query:
         before = names[: names.index(query["before_id"])]
         return before[-limit:], len(before) > limit

@@ -152,7 +152,7 @@ class StatusPages:
         body = decode_body(await read_body(request, self._gateway.config), ChaosBody)
         chaos = self._gateway.chaos
         if chaos is None:
-            raise Forbidden("this deployment makes no faults on purpose: set chaos.enabled")
+            raise Forbidden("fault injection is off in this deployment; set chaos.enabled")
         if body.rules is not None:
             if body.rules != chaos.rules:
                 log.warning("CHAOS: this gateway obeys %d rules", len(body.rules))

@@ -96,7 +96,7 @@ def decode_known(data: bytes, kind: type[B]) -> tuple[B, tuple[str, ...]]:
                 if _drop(tree, STEP.findall(error.path), error.name):
                     ignored.append(_shown(error))
             data = msgspec.json.encode(tree)
-    raise InvalidRequest("the body has too many fields that Baton does not know; leave them out")
+    raise InvalidRequest("the body has too many unknown fields; leave them out")
 
 
 def _drop_all(body: dict[str, Any], kind: type[msgspec.Struct]) -> Iterator[str]:

@@ -21,11 +21,11 @@ def check_no_web_page(headers: Headers, *, has_keys: bool) -> None:
     key."""
     host, origin = headers.get("host", ""), headers.get("origin")
     if origin is not None and _place(origin) != host.lower():
-        raise Forbidden("the admin port answers no web pages of elsewhere")
+        raise Forbidden("the admin port refuses requests from web pages of another origin")
     if not has_keys and not _means_one_machine(host):
         raise InvalidRequest(
-            "where no keys are configured the admin port answers to an address or localhost alone, "
-            f"not to the name {host[:100]!r}"
+            "without API keys the admin port answers only to an IP address or localhost, not to "
+            f"the name {host[:100]!r}; use one of those, or set gateway.operator_keys"
         )
 
 

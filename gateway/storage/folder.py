@@ -163,8 +163,8 @@ class StorageFolder:
                 self._evict(evicted_kind, num_bytes)
         if self._lacks(num_bytes):
             raise StorageFull(
-                f"gateway.storage.max_bytes is {self._max_bytes}, and all of it is used; delete "
-                "what is not needed any more",
+                f"all {self._max_bytes} bytes of gateway.storage.max_bytes are used; delete files "
+                "and responses that you no longer need",
                 retry_after_s=60.0,
             )
 

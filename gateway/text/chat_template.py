@@ -114,7 +114,7 @@ class ChatTemplate:
         begin = text.rfind(bare) if bare else -1
         if begin < 0:
             raise InvalidRequest(
-                "the last message cannot be continued: the chat template does not write it out",
+                "the last message cannot be continued: the chat template does not render its text",
                 field="messages",
             )
         end = begin + len(bare)

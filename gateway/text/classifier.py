@@ -118,7 +118,7 @@ def _token_ids(given: LabelTokens, tokenizer: TextTokenizer, vocab_size: int) ->
     found = [token if isinstance(token, int) else tokenizer.id_of(token) for token in given.tokens]
     for name, token in zip(given.tokens, found, strict=True):
         if token is None or not 0 <= token < vocab_size:
-            raise CheckpointError(f"`{name}` is to be the token of a label, and the model has none")
+            raise CheckpointError(f"the label token `{name}` is not in the model's vocabulary")
     return tuple(token for token in found if token is not None)
 
 

@@ -81,12 +81,12 @@ class TransferConfig(ExchangeConfig, frozen=True, kw_only=True):
         for name in self.require:
             if name not in ways:
                 raise ValueError(
-                    f"transfer.require: {name!r} is no way to move KV; there are {', '.join(ways)}"
+                    f"transfer.require: {name!r} is not a transport; choose from {', '.join(ways)}"
                 )
         if self.require and self.transport != "auto" and self.transport not in self.require:
             raise ValueError(
-                f"transfer.transport {self.transport!r} is not among transfer.require; "
-                "let it be `auto`, or require nothing"
+                f"transfer.transport {self.transport!r} is not one of transfer.require; add it "
+                "there, or set transfer.transport to `auto`"
             )
 
 
@@ -186,9 +186,9 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
         small, large = sorted((self.prefill.cache.block_size, self.decode.cache.block_size))
         if large % small:
             raise ValueError(
-                f"prefill.cache.block_size is {self.prefill.cache.block_size}, that of decode "
-                f"{self.decode.cache.block_size}: one must divide the other, or KV cannot be "
-                "handed over"
+                f"prefill.cache.block_size is {self.prefill.cache.block_size} and "
+                f"decode.cache.block_size is {self.decode.cache.block_size}: KV can be handed "
+                "over only if one divides the other; set both the same"
             )
         if self.gateway.port == self.gateway.grpc_port != 0:
             raise ValueError("gateway.port and gateway.grpc_port must differ")
@@ -212,8 +212,8 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
         is_int4 = any(pool.kv_dtype == "int4" for pool in pools)
         if self.prefill.replicas and is_int4 and not are_alike:
             raise ValueError(
-                "cache.kv_dtype int4: prefill and decode must have it both, and the same "
-                "cache.block_size, for blocks in 4 bits are handed over as they are"
+                "cache.kv_dtype int4: blocks of 4 bits are handed over unchanged; set the same "
+                "kv_dtype and cache.block_size for prefill and decode"
             )
 
     def _check_planner(self) -> None:
@@ -221,15 +221,15 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
             return
         if self.prefill.replicas and not self.planner.max_prefill:
             raise ValueError(
-                "planner.max_prefill is 0, and prefill.replicas is not: a pool that serves one "
-                "replica stays; set one of them to the other"
+                "planner.max_prefill is 0 but prefill.replicas is not: the planner keeps at least "
+                "one replica of a pool; set both to 0, or raise planner.max_prefill"
             )
 
     def _check_tiers(self) -> None:
         for name, pool in (("prefill", self.prefill), ("decode", self.decode)):
             if self.tiers.is_on and not pool.cache.prefix_caching:
                 raise ValueError(
-                    f"tiers need {name}.cache.prefix_caching: turn it on, or the tiers off"
+                    f"tiers need {name}.cache.prefix_caching; turn it on, or turn the tiers off"
                 )
 
     def _check_encryption(self) -> None:

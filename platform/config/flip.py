@@ -24,21 +24,20 @@ def check_flip(config: DeploymentConfig) -> None:
         for key, value in prefill.items():
             if value != decode[key]:
                 raise InvalidConfig(
-                    f"prefill.{branch}.{key} is {_shown(value)}, decode.{branch}.{key} "
-                    f"{_shown(decode[key])}: a replica takes the other role with the engine that "
-                    "it has; give both pools the same, and deploy again"
+                    f"prefill.{branch}.{key} is {_shown(value)} and decode.{branch}.{key} is "
+                    f"{_shown(decode[key])}: a replica that is flipped keeps its engine; give "
+                    "both pools the same value, and deploy again"
                 )
     if config.decode.parallel.data > 1:
         raise InvalidConfig(
-            f"decode.parallel.data is {config.decode.parallel.data}: engines that compute their "
-            "passes together keep their role; deploy with 1 to flip replicas"
+            f"decode.parallel.data is {config.decode.parallel.data}: engines that run their "
+            "passes together cannot change role; deploy with 1 to flip replicas"
         )
     speculation = config.decode.speculation
     if speculation.method != "off" and not speculation.looks_up:
         raise InvalidConfig(
-            f"decode.speculation.method is {speculation.method}: engines of prefill replicas have "
-            "no model or head that drafts; deploy with off, suffix, ngram or lookahead to flip "
-            "replicas"
+            f"decode.speculation.method is {speculation.method}: prefill replicas load no draft "
+            "model or head; deploy with off, suffix, ngram or lookahead to flip replicas"
         )
 
 

@@ -86,7 +86,7 @@ class ParallelConfig(ConfigNode, frozen=True, kw_only=True):
             raise ValueError(str(error)) from None
         for name in ("redundant_experts", "rebalance_passes"):
             if getattr(self, name) and mesh.expert == 1:
-                raise ValueError(f"{name} is of ranks with whole experts: set expert above 1")
+                raise ValueError(f"{name} needs expert parallelism; set expert above 1")
 
     @property
     def mesh(self) -> Mesh:
@@ -120,8 +120,8 @@ class PoolConfig(ConfigNode, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.placement.max_per_node is not None and self.parallel.size > 1:
             raise ValueError(
-                "placement.max_per_node is of replicas with one rank: Ray places the ranks of "
-                "others as a group; leave it empty"
+                "placement.max_per_node applies only to replicas of one rank, since Ray places "
+                "several ranks as a group; leave it empty"
             )
 
     def engines_on(self, num_cpus: float, num_gpus: float) -> int:

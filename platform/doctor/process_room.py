@@ -31,10 +31,10 @@ def check_process_room(config: DeploymentConfig, memory: MemoryFacts) -> None:
     if config.ray.address or not memory.whole or wanted <= memory.most or num_ranks < 1:
         return
     raise InvalidConfig(
-        f"too little memory: {counted(config)} want {gib(wanted)} for their processes alone, and "
-        f"there are {left_of(memory)}; start fewer replicas (one, --prefill 0 --decode 1): without "
-        f"weights and caches no more than {num_ranks} processes of replicas have room; or give the "
-        "machine or the container more"
+        f"too little memory: the processes of {counted(config)} need {gib(wanted)} without "
+        f"weights and caches, and there are {left_of(memory)}; start fewer replicas (one, "
+        f"--prefill 0 --decode 1; at most {num_ranks} processes fit), or give the machine or the "
+        "container more memory"
     )
 
 

@@ -67,15 +67,15 @@ def check_room(
     if wanted.least_bytes > memory.most:
         is_rounded = wanted.least_bytes < wanted.start_bytes
         *others, least = _smaller(config, can_round=not is_on_gpu and not is_rounded)
-        remedy = "one replica of it does not fit, however quantized: take a smaller model"
+        remedy = "not even one replica with quantized weights fits: use a smaller model"
         if demand(least[1]).least_bytes <= memory.most:
             fits = (one for one in others if demand(one[1]).least_bytes <= memory.most)
             how, smaller = next(fits, least)
             remedy = f"{how}: {gib(demand(smaller).least_bytes)}"
         raise InvalidConfig(
-            f"too little memory: {counted(config)} want {gib(wanted.least_weight_bytes)} for "
+            f"too little memory: {counted(config)} need {gib(wanted.least_weight_bytes)} for "
             f"weights and {gib(wanted.process_bytes)} for their processes, and there are {left}; "
-            f"{remedy}; or give the machine or the container more"
+            f"{remedy}; or give the machine or the container more memory"
         )
     if wanted.full_bytes <= memory.left:
         return wanted, ""

@@ -71,27 +71,30 @@ class PlannerConfig(ConfigNode, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for role in ("prefill", "decode"):
             if getattr(self, f"min_{role}") > getattr(self, f"max_{role}"):
-                raise ValueError(f"planner.min_{role} is more than planner.max_{role}")
+                raise ValueError(
+                    f"planner.min_{role} is more than planner.max_{role}; lower it, or raise "
+                    f"planner.max_{role}"
+                )
         holds = {f"held_until.{role.value}": until for role, until in self.held_until.items()}
         for name, number in {"idle_s": self.idle_s, "hold_s": self.hold_s, **holds}.items():
             if number < 0:
-                raise ValueError(f"planner.{name} must not be negative; 0 is none")
+                raise ValueError(f"planner.{name} must not be negative; 0 turns it off")
         if self.groups_url and not self.groups_url.startswith(("http://", "https://")):
             raise ValueError("planner.groups_url must begin with http:// or https://")
         if self.enabled and not self.min_decode:
             raise ValueError(
-                "planner.min_decode: of a pool that serves one replica stays; set planner.idle_s "
-                "to have both go when nobody asks"
+                "planner.min_decode must be at least 1; to stop all replicas when no requests "
+                "come, set planner.idle_s"
             )
         if self.idle_s and self.nodes == "kuberay":
             raise ValueError(
-                "planner.idle_s: pools whose nodes come and go with them do not go to zero; leave "
-                "it at 0, or planner.nodes at fixed"
+                "planner.idle_s: pools cannot be scaled to zero with planner.nodes kuberay; leave "
+                "idle_s at 0, or set planner.nodes to fixed"
             )
         if self.is_asleep and not self.wakes:
             raise ValueError(
-                "planner.is_asleep: nobody would start replicas again; set planner.enabled and "
-                "planner.idle_s, or leave it out"
+                "planner.is_asleep: no planner would start the replicas again; set "
+                "planner.enabled and planner.idle_s, or leave it out"
             )
 
     def least(self, role: Role) -> int:

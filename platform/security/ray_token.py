@@ -40,9 +40,9 @@ def derived_token(environment: Mapping[str, str]) -> str:
     found = ray_token(environment)
     if not found:
         raise InvalidConfig(
-            "security.default_token: Ray's own token is not here, neither in RAY_AUTH_TOKEN nor "
-            "where RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token are, or RAY_AUTH_MODE turns it off; "
-            "start every node with it, or set `none`"
+            "security.default_token: there is no Ray token in RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH "
+            "or ~/.ray/auth_token, or RAY_AUTH_MODE turns it off; start every node with one, or "
+            "set `none`"
         )
     return hmac.digest(found.encode(), PURPOSE, "sha256").hex()
 

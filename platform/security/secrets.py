@@ -69,8 +69,8 @@ def check_named(config: GatewayConfig) -> None:
     for setting, value in _secrets(config):
         if not (_is_name(value) or value.startswith(HASHED)):
             raise InvalidConfig(
-                f"{setting}: Ray would keep this secret, and show it; give its name instead: "
-                "`file:/path` or `env:NAME`, read where gateways run"
+                f"{setting}: Ray would store this secret and show it; give `file:/path` or "
+                "`env:NAME` instead, which is read where gateways run"
             )
 
 
@@ -117,7 +117,7 @@ def _read(setting: str, value: str) -> list[str]:
         raise InvalidConfig(f"{setting}: {value} is empty where this gateway runs")
     if any(map(_is_name, secrets)):
         raise InvalidConfig(
-            f"{setting}: {value} names another secret, which is not followed; name it in {setting}"
+            f"{setting}: {value} holds the name of another secret; give that name in {setting}"
         )
     return secrets
 

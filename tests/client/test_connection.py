@@ -94,5 +94,5 @@ def test_an_async_client_may_be_made_before_the_one_event_loop_that_it_serves() 
         client = AsyncBatonClient(target)
 
         assert asyncio.run(ask()) == "a"
-        with pytest.raises(RuntimeError, match="make another for this one"):
+        with pytest.raises(RuntimeError, match="make another for this loop"):
             asyncio.run(ask())

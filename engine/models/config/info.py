@@ -59,6 +59,6 @@ def check_kv_dtype(kv_dtype: str, num_vectors: int) -> None:
     """Raise InvalidConfig for quantised latents, whose error would affect all heads."""
     if num_vectors == 1 and kv_dtype in (*QUANTIZED, INT4):
         raise InvalidConfig(
-            f"cache.kv_dtype {kv_dtype}: latents of DeepSeek's attention are kept as wide as the "
-            "model computes, which is little already; set it to auto"
+            f"cache.kv_dtype {kv_dtype}: the latents of multi-head latent attention are not "
+            "quantised; set it to auto"
         )

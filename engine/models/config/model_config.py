@@ -133,8 +133,8 @@ class ModelConfig:
         """
         if self.num_vectors == 1 or self.index is not None:
             raise InvalidConfig(
-                f"attention_window: {self.architecture} attends to latents, or to tokens that it "
-                "chooses itself; leave it out"
+                f"attention_window: {self.architecture} has latent or sparse attention, which "
+                "takes no window; leave it out"
             )
         kinds = [layer.attention for layer in self.layers]
         narrowed = [replace(kind, window=window) if kind.window is None else kind for kind in kinds]

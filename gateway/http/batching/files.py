@@ -129,8 +129,8 @@ def kept_service(service: BatchService | None) -> BatchService:
     """The batch service. Raises InvalidRequest where storage is off."""
     if service is None:
         raise InvalidRequest(
-            "files and batches are not kept here: the operator has to give gateway.storage a "
-            "folder, and max_bytes above 0"
+            "files and batches need the gateway's storage, which is off here; the operator must "
+            "set gateway.storage.max_bytes above 0, and a folder that can be written"
         )
     return service
 
@@ -164,7 +164,7 @@ class _Upload:
             await writing.write(bytes(self._waiting))
             if filename is None:
                 raise InvalidRequest(
-                    "file is missing: a part of the form of that name", field="file"
+                    "file is missing: the form needs a part of that name", field="file"
                 )
             self._check_purpose()
             writing.filename = filename
@@ -183,7 +183,7 @@ class _Upload:
         self._num_bytes += len(data)
         if self._num_bytes > self._max_bytes:
             raise RequestTooLarge(
-                f"the file is larger than {self._max_bytes} bytes; make several batches of it",
+                f"the file is larger than {self._max_bytes} bytes; split it into several batches",
                 field="file",
             )
         self._waiting += data
@@ -194,14 +194,16 @@ class _Upload:
     def _add(self, name: str, data: bytes) -> None:
         value = self._fields.get(name, b"") + data
         if len(value) > MAX_FIELD_BYTES:
-            raise InvalidRequest(f"{name[:64]} has more than {MAX_FIELD_BYTES} bytes", field=name)
+            raise InvalidRequest(
+                f"{name[:64]} has more than {MAX_FIELD_BYTES} bytes; shorten it", field=name
+            )
         self._fields[name] = value
 
     def _check_purpose(self) -> None:
         purpose = self._fields.get("purpose", b"").decode(errors="replace")
         if purpose != BATCH:
             raise InvalidRequest(
-                f"purpose must be {BATCH!r}: files are kept for batches alone", field="purpose"
+                f"purpose must be {BATCH!r}: files are stored only for batches", field="purpose"
             )
 
     def _ttl_s(self) -> float:

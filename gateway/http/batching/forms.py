@@ -73,7 +73,9 @@ async def form_parts(
     kind, options = parse_options_header(content_type)
     boundary = options.get(b"boundary")
     if kind != b"multipart/form-data" or not boundary:
-        raise InvalidRequest("send a form: multipart/form-data with purpose and file")
+        raise InvalidRequest(
+            "the body must be a form: send multipart/form-data with the fields purpose and file"
+        )
     try:
         reader = _Reader(boundary)
         async for chunk in chunks:
@@ -85,7 +87,7 @@ async def form_parts(
     except FormParserError as error:
         raise InvalidRequest(f"the form cannot be read: {error}") from error
     if not reader.is_complete:
-        raise InvalidRequest("the form is cut: its end is missing")
+        raise InvalidRequest("the form is cut off: its closing boundary is missing; send it again")
 
 
 def _text(name: bytes) -> str:

@@ -236,13 +236,17 @@ def _check(requests: list[BatchedRequest], max_lines: int) -> None:
     for index, one in enumerate(requests):
         field = f"requests[{index}].custom_id"
         if not CUSTOM_ID.fullmatch(one.custom_id):
-            raise InvalidRequest(f"{field} has 1 to 64 letters, digits, _ and -", field=field)
+            raise InvalidRequest(f"{field} must have 1 to 64 letters, digits, _ or -", field=field)
         if one.custom_id in seen:
-            raise InvalidRequest(f"{field}: {one.custom_id!r} is there twice", field=field)
+            raise InvalidRequest(
+                f"{field}: {one.custom_id!r} is used twice; give each request its own", field=field
+            )
         seen.add(one.custom_id)
         if not bytes(one.params).startswith(b"{"):
             field = f"requests[{index}].params"
-            raise InvalidRequest(f"{field} must be an object, a body of {ENDPOINT}", field=field)
+            raise InvalidRequest(
+                f"{field} must be an object: the body of a request to {ENDPOINT}", field=field
+            )
 
 
 def _shown(batch: Batch) -> MessageBatchAnswer:

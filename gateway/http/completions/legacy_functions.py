@@ -62,7 +62,7 @@ def _with_tool_calls(messages: Sequence[Message], has_text_arguments: bool) -> I
         if message.role == "function":
             if message.name is None:
                 raise InvalidRequest(
-                    f"{path}.name is missing: that of the function", field=f"{path}.name"
+                    f"{path}.name is missing; give the name of the function", field=f"{path}.name"
                 )
             message = with_fields(message, role="tool", tool_call_id=call_id)
         elif (call := message.function_call) is not None:

@@ -81,7 +81,7 @@ def with_documents(
         return dict(variables)
     if "documents" not in template:
         raise InvalidRequest(
-            "documents: the model's chat template shows none; put them into messages",
+            "documents: the model's chat template does not use them; put them into messages",
             field="documents",
         )
     return {"documents": documents, **variables}

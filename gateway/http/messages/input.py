@@ -57,7 +57,7 @@ def input_messages(
     if turns.turns[-1].calls:
         path = f"messages[{len(body.messages) - 1}]"
         raise InvalidRequest(
-            f"{path} ends with a tool_use; send a message of the user with its tool_result",
+            f"{path} ends with a tool_use; add a user message with its tool_result",
             field=path,
         )
     for index, tool in enumerate(body.tools or ()):

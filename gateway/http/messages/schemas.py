@@ -80,9 +80,9 @@ class ToolDefinition(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """Raises InvalidRequest."""
         if self.type not in (None, "custom"):
             raise InvalidRequest(
-                f"{path}.type {self.type!r} is a tool that is only known to Anthropic; describe "
-                "yours with name, description and input_schema, or have such tools left out "
-                "(gateway.hosted_tools)",
+                f"{path}.type {self.type!r} is a tool that only Anthropic's servers run; define a "
+                "tool with name, description and input_schema, or have the operator ignore such "
+                "tools (gateway.hosted_tools)",
                 field=f"{path}.type",
             )
         if self.input_schema is None:
@@ -193,7 +193,7 @@ def refuse_foreign(body: MessagesBody) -> None:
         if not isinstance(edit, dict) or edit.get("type") != CLEARS_THINKING:
             field = f"context_management.edits[{index}]"
             raise InvalidRequest(
-                f"{field} is not supported: the context is the caller's; leave it out, and send "
-                "fewer messages",
+                f"{field} is not supported: the gateway does not edit the context; leave it out, "
+                "and send fewer messages",
                 field=field,
             )

@@ -156,7 +156,7 @@ class ResponsesApi:
         """Whether to store the answer; in a batch's line only if asked. Raises InvalidRequest."""
         if body.store and not self._kept.is_possible:
             raise InvalidRequest(
-                "store: nothing is kept here (gateway.storage); leave it out, or send false",
+                "store: storage is off here (gateway.storage); leave it out, or send false",
                 field="store",
             )
         if body.background:

@@ -177,8 +177,8 @@ class BackgroundResponses:
         num_own = self._num_by_owner[owner]
         if self._num_owners() > 1 and num_own >= min(max(1, MAX_RUNNING // OWNER_PART), num_left):
             raise Overloaded(
-                f"{num_own} responses of yours run in the background at this gateway, the most "
-                f"that you may have while it has {num_left} places left; wait until one has ended"
+                f"{num_own} of your responses run in the background at this gateway, which is "
+                f"your share while it has {num_left} places left; wait until one has ended"
             )
         self._num_by_owner[owner] += 1
 

@@ -158,12 +158,15 @@ class KeptResponses:
             path = f"input[{index}]"
             found = REFERRED.fullmatch(str(item.get("id")))
             if found is None:
-                raise NotKept(f"{path} refers to no item of a response; send it", field=path)
+                raise NotKept(
+                    f"{path} does not refer to an item of a stored response; send the item itself",
+                    field=path,
+                )
             response_id = f"{ID_PREFIX}{found['base']}"
             if response_id not in outputs:
                 if len(outputs) == MAX_REFERRED:
                     raise InvalidRequest(
-                        f"{path}: items of more than {MAX_REFERRED} responses are referred to; use "
+                        f"{path} refers to items of more than {MAX_REFERRED} responses; use "
                         "previous_response_id, or send the items",
                         field=path,
                     )

@@ -26,8 +26,8 @@ class KeptResponsesApi:
     async def get(self, request: Request) -> Response:
         if request.query_params.get("stream", "").lower() not in FALSE_WORDS:
             raise InvalidRequest(
-                "stream: what is kept is not streamed again; leave it out, or ask for the response "
-                "itself with stream and resumable",
+                "stream: a stored response cannot be streamed again; leave it out, or create the "
+                "response with stream and resumable",
                 field="stream",
             )
         return _answer(await self._find(request))

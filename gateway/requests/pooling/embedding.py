@@ -51,8 +51,8 @@ def _check_dimensions(gateway: Gateway, num: int) -> None:
     model = gateway.model
     if model.pooling.is_matryoshka is False:
         raise InvalidRequest(
-            f"the first dimensions of `{model.name}`'s embeddings mean nothing by themselves "
-            "(config.json: is_matryoshka); leave dimensions out",
+            f"`{model.name}`'s embeddings cannot be shortened (config.json: is_matryoshka is "
+            "false); leave dimensions out",
             field="dimensions",
         )
     known = model.pooling.matryoshka_dimensions
@@ -68,7 +68,7 @@ def fitted(embedding: Sequence[float], order: EmbeddingRequest) -> list[float]:
     num = order.dimensions
     if num is not None and num > len(embedding):
         raise InvalidRequest(
-            f"dimensions must be at most {len(embedding)}, which the model has; got {num}",
+            f"dimensions must be at most {len(embedding)}, the model's own; got {num}",
             field="dimensions",
         )
     vector = list(embedding[:num])

@@ -86,8 +86,8 @@ async def pair_prompts(
     template = classifier.pair_template
     if instruction is not None and template is None:
         raise InvalidRequest(
-            f"`{gateway.model.name}` has no template for pairs that an instruction could be a part "
-            "of; put it into the query",
+            f"instruction: `{gateway.model.name}` has no template of pairs with an instruction; "
+            "put it into the query",
             field="instruction",
         )
     prompts = []
@@ -120,7 +120,7 @@ async def _fitted(
         text = shorter[: len(text) - 1]  # certainly shorter, whatever the tokenizer adds
         if not text:
             raise InvalidRequest(
-                f"{TRUNCATE} is {max_tokens}, which what is around {field} takes already; raise it",
+                f"{TRUNCATE} is {max_tokens}, which leaves no tokens for {field}; raise it",
                 field=TRUNCATE,
             )
         tokens = await encode(text)

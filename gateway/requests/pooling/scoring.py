@@ -80,7 +80,7 @@ def _check_sides(first: Side, second: Side) -> None:
         for index, text in enumerate(side.texts):
             if not text:
                 field = side.field_of(index)
-                raise InvalidRequest(f"{field} is empty; it needs a text", field=field)
+                raise InvalidRequest(f"{field} is empty; give a text", field=field)
     if len(first.texts) not in (1, len(second.texts)):
         raise InvalidRequest(
             f"{first.field} has {len(first.texts)} texts and {second.field} {len(second.texts)}; "
@@ -92,8 +92,8 @@ def _check_sides(first: Side, second: Side) -> None:
 async def _judged(gateway: Gateway, order: ScoreRequest, classifier: Classifier) -> Scores:
     if (num := len(classifier.labels)) != 1:
         raise InvalidRequest(
-            f"`{gateway.model.name}` is a classifier of {num} labels, and a score is of one; use "
-            "/v1/classify",
+            f"`{gateway.model.name}` is a classifier with {num} labels, and scores need one with "
+            "a single label; use /v1/classify",
             field="model",
         )
     prompts = await pair_prompts(
@@ -120,15 +120,15 @@ async def _compared(gateway: Gateway, order: ScoreRequest) -> Scores:
     pooling = order.pooling or gateway.model.pooling.pooling
     if pooling is None:
         raise InvalidRequest(
-            f"`{gateway.model.name}` neither judges pairs (config.json has no ...ForSequence"
-            "Classification with one label, and no classifier_from_token) nor says how it embeds "
-            "(no Pooling in modules.json); set pooling to mean or last to have its hidden states "
-            "compared anyway",
+            f"`{gateway.model.name}` is neither a reranker (config.json has no "
+            "...ForSequenceClassification with one label, and no classifier_from_token) nor an "
+            "embedding model (no Pooling in modules.json); set pooling to mean or last to compare "
+            "its hidden states anyway",
             field="model",
         )
     if order.instruction is not None:
         raise InvalidRequest(
-            "instruction is for models that judge pairs; put it into the query",
+            "instruction is supported only by rerankers; put it into the query",
             field="instruction",
         )
     max_tokens = max_tokens_of(gateway, order.truncate_prompt_tokens)

@@ -1,6 +1,6 @@
 {{/*
-What neither the schema of the values nor the CRD refuses, and the operator, Serve or nobody would.
-Each failure names the value and the remedy.
+Refuses mistakes that neither the values' schema nor the CRD would refuse.
+Each message names the value and the remedy.
 */}}
 {{- define "baton.checks" -}}
 {{- include "baton.checkNames" . -}}
@@ -18,7 +18,7 @@ Each failure names the value and the remedy.
 {{- define "baton.checkFollow" -}}
 {{- if include "baton.followsGroups" . -}}
   {{- if and (eq .Values.rayAuth.mode "token") (not .Values.rayAuth.secretName) -}}
-  {{- fail "config.planner.nodes kuberay: what follows asks Ray's dashboard with Ray's token, and KubeRay draws the name of a Secret of its own; make one with the key auth_token, and name it in rayAuth.secretName" -}}
+  {{- fail "config.planner.nodes kuberay: the adapter needs Ray's token, whose Secret KubeRay names itself; create a Secret with the key auth_token, and set rayAuth.secretName to its name" -}}
   {{- end -}}
   {{- $num := 0 -}}
   {{- range (include "baton.groups" . | fromYaml).groups -}}
@@ -27,7 +27,7 @@ Each failure names the value and the remedy.
     {{- if and (ne .role "gateway") (lt $min $max) -}}{{- $num = add $num 1 -}}{{- end -}}
   {{- end -}}
   {{- if not $num -}}
-  {{- fail "config.planner.nodes kuberay: no group of prefill or decode may change its number of pods; set minReplicas and maxReplicas of those that may" -}}
+  {{- fail "config.planner.nodes kuberay: no prefill or decode group may change its number of pods; set minReplicas below maxReplicas in one" -}}
   {{- end -}}
 {{- end -}}
 {{- end }}
@@ -35,11 +35,11 @@ Each failure names the value and the remedy.
 {{- define "baton.checkNames" -}}
 {{- range $key := list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" -}}
   {{- if hasKey ($.Values.commonLabels | default dict) $key -}}
-  {{- fail (printf "commonLabels: by %s a ServiceMonitor selects its Service; use another label" $key) -}}
+  {{- fail (printf "commonLabels: ServiceMonitors select their Service by %s; use another label" $key) -}}
   {{- end -}}
 {{- end -}}
 {{- if not (regexMatch "^[0-9]+\\.[0-9]+(\\.[0-9]+)?([-+.a-z].*)?$" .Values.rayVersion) -}}
-{{- fail (printf "rayVersion: %q is no version; name that of the image's Ray, such as 2.60.0" .Values.rayVersion) -}}
+{{- fail (printf "rayVersion: %q is not a version; set it to that of Ray in the image, such as 2.60.0" .Values.rayVersion) -}}
 {{- end -}}
 {{- $name := include "baton.fullname" . -}}
 {{- if gt (len $name) 47 -}}
@@ -52,7 +52,7 @@ Each failure names the value and the remedy.
 
 {{- define "baton.checkGroups" -}}
 {{- if and .Values.image.digest (not (regexMatch "^sha256:[0-9a-f]{64}$" .Values.image.digest)) -}}
-{{- fail "image.digest: a digest is sha256: and 64 hexadecimal digits, as the registry tells it; set that, or image.tag alone" -}}
+{{- fail "image.digest must be sha256: and 64 hexadecimal digits, as the registry shows it; set that, or only image.tag" -}}
 {{- end -}}
 {{- if ge (.Values.rayPorts.minWorker | int) (.Values.rayPorts.maxWorker | int) -}}
 {{- fail (printf "rayPorts: minWorker is %v and maxWorker %v: Ray gives each process a port between them; raise the latter" .Values.rayPorts.minWorker .Values.rayPorts.maxWorker) -}}
@@ -92,7 +92,7 @@ Each failure names the value and the remedy.
 {{- include "baton.checkPod" (dict "pod" .Values.head "where" "head" "root" .) -}}
 {{- end }}
 
-{{/* Takes pod, where and root. */}}
+{{/* Checks of a pod's values. Takes pod, where (the place named in messages) and root. */}}
 {{- define "baton.checkPod" -}}
 {{- $where := .where -}}
 {{- $root := .root -}}
@@ -108,7 +108,7 @@ Each failure names the value and the remedy.
 {{- end -}}
 {{- range $key, $value := .pod.rayLabels | default dict -}}
   {{- if not (and (regexMatch "^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$" $key) (regexMatch "^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$" $value)) -}}
-  {{- fail (printf "%s: rayLabels.%s: KubeRay takes labels as Kubernetes has them, letters, digits, - _ . and at most 63 characters, and not %q; change it" $where $key $value) -}}
+  {{- fail (printf "%s: rayLabels.%s: %q is not a label value of Kubernetes (at most 63 letters, digits, - _ .); change it" $where $key $value) -}}
   {{- end -}}
 {{- end -}}
 {{- range $key := list "redis-password" "redis-username" -}}
@@ -154,14 +154,14 @@ Each failure names the value and the remedy.
 {{- define "baton.checkConfig" -}}
 {{- $gateway := .Values.config.gateway -}}
 {{- if has ($gateway.host | default "127.0.0.1") (list "127.0.0.1" "localhost" "::1") -}}
-{{- fail "config.gateway.host: gateways would listen to their own pod alone; set 0.0.0.0 (or ::)" -}}
+{{- fail "config.gateway.host: gateways would listen only inside their own pod; set 0.0.0.0 (or ::)" -}}
 {{- end -}}
 {{- if has ((.Values.config.metrics).host | default "") (list "127.0.0.1" "localhost" "::1") -}}
-{{- fail "config.metrics.host: probes and Prometheus come to the pod's address, where nobody would answer; leave it empty" -}}
+{{- fail "config.metrics.host: probes and Prometheus could not reach the process at the pod's address; leave it empty" -}}
 {{- end -}}
 {{- range $key := list "port" "grpc_port" -}}
   {{- if and (hasKey $gateway $key) (not (get $gateway $key)) -}}
-  {{- fail (printf "config.gateway.%s is 0, so that no Service could name the port; set one" $key) -}}
+  {{- fail (printf "config.gateway.%s is 0, and the Service needs a fixed port; set one" $key) -}}
   {{- end -}}
 {{- end -}}
 {{- if (.Values.config.ray).address -}}
@@ -176,18 +176,19 @@ Each failure names the value and the remedy.
 {{- $wanted := include "baton.tlsSecret" . -}}
 {{- $has := $gateway.tls_cert_file | default "" -}}
 {{- if and $wanted (not $has) -}}
-{{- fail "tls: a certificate is mounted at /etc/baton/tls and not used; set config.gateway.tls_cert_file: /etc/baton/tls/tls.crt and tls_key_file: /etc/baton/tls/tls.key" -}}
+{{- fail "tls: the certificate mounted at /etc/baton/tls is not used; set config.gateway.tls_cert_file: /etc/baton/tls/tls.crt and tls_key_file: /etc/baton/tls/tls.key" -}}
 {{- end -}}
 {{- if and (hasPrefix "/etc/baton/tls/" $has) (not $wanted) -}}
 {{- fail "config.gateway.tls_cert_file: nothing is mounted there; set tls.secretName or tls.certManager" -}}
 {{- end -}}
 {{- $inside := (.Values.config.security).tls_cert_file | default "" -}}
 {{- if and .Values.security.certificate (not $inside) -}}
-{{- fail "security.certificate is mounted at /etc/baton/cluster and not used; name tls.crt, tls.key and ca.crt of it in config.security" -}}
+{{- fail "security.certificate: the certificate mounted at /etc/baton/cluster is not used; name its tls.crt, tls.key and ca.crt in config.security" -}}
 {{- end -}}
 {{- end }}
 
-{{/* What stands in values is in the release's Secret, in the RayService and in Ray's control store. */}}
+{{/* Refuses secrets in the values, which would be readable in the release's Secret, the RayService and
+Ray's control store. */}}
 {{- define "baton.checkSecrets" -}}
 {{- $gateway := .Values.config.gateway -}}
 {{- $secrets := dict -}}
@@ -201,7 +202,7 @@ Each failure names the value and the remedy.
 {{- range $path, $values := $secrets -}}
   {{- range $values -}}
     {{- if not (regexMatch "^(file|env):" .) -}}
-    {{- fail (printf "%s: secrets never stand in values; put it into the Secret %s and name it: file:/etc/baton/keys/NAME" $path (include "baton.keysSecret" $)) -}}
+    {{- fail (printf "%s: values must not hold secrets; put it into the Secret %s and give its file: file:/etc/baton/keys/NAME" $path (include "baton.keysSecret" $)) -}}
     {{- end -}}
   {{- end -}}
 {{- end -}}
@@ -212,7 +213,7 @@ Each failure names the value and the remedy.
 {{- end -}}
 {{- end }}
 
-{{/* Whether the groups of a role have room for the replicas of it. */}}
+{{/* Refuses worker groups with too little room for the replicas of their role. */}}
 {{- define "baton.checkPlaces" -}}
 {{- $groups := (include "baton.groups" . | fromYaml).groups -}}
 {{- range $role := list "prefill" "decode" -}}
@@ -286,7 +287,7 @@ Each failure names the value and the remedy.
 {{- end -}}
 {{- $timeout := .Values.rayService.initializingTimeout -}}
 {{- if or (not (regexMatch "^([0-9]+|([0-9]+(\\.[0-9]+)?(h|m|s))+)$" $timeout)) (not (regexMatch "[1-9]" $timeout)) -}}
-{{- fail (printf "rayService.initializingTimeout: KubeRay takes seconds, or hours, minutes and seconds such as 1h30m, and not %q; change it" $timeout) -}}
+{{- fail (printf "rayService.initializingTimeout: %q is neither seconds nor a duration such as 1h30m; change it" $timeout) -}}
 {{- end -}}
 {{- range $key := list "ray.io/ft-enabled" "ray.io/external-storage-namespace" -}}
   {{- if and $.Values.faultTolerance.enabled (hasKey $.Values.rayService.annotations $key) -}}
@@ -294,7 +295,7 @@ Each failure names the value and the remedy.
   {{- end -}}
 {{- end -}}
 {{- if hasKey .Values.rayService.annotations "ray.io/initializing-timeout" -}}
-{{- fail "rayService.annotations: ray.io/initializing-timeout has a value of its own; set rayService.initializingTimeout" -}}
+{{- fail "rayService.annotations: ray.io/initializing-timeout is set by rayService.initializingTimeout; use that" -}}
 {{- end -}}
 {{- end }}
 
@@ -309,7 +310,7 @@ Each failure names the value and the remedy.
 {{- end -}}
 {{- with .Values.httpRoute.requestTimeout -}}
   {{- if not (regexMatch "^([0-9]{1,5}(h|m|s|ms)){1,4}$" .) -}}
-  {{- fail (printf "httpRoute.requestTimeout: %q is no duration of the Gateway API; write it as 600s or 1h30m" .) -}}
+  {{- fail (printf "httpRoute.requestTimeout: %q is not a duration of the Gateway API; write it as 600s or 1h30m" .) -}}
   {{- end -}}
   {{- $seconds := include "baton.durationSeconds" . | float64 -}}
   {{- $wanted := include "baton.requestSeconds" $ -}}
@@ -326,7 +327,7 @@ Each failure names the value and the remedy.
 {{- end -}}
 {{- range concat (list (merge (dict "name" "head") .Values.head)) (include "baton.groups" . | fromYaml).groups -}}
   {{- if and .hostNetwork $.Values.networkPolicy.enabled (not $.Values.networkPolicy.hostNetworkCidrs) -}}
-  {{- fail (printf "%s: hostNetwork: network policies know such a pod by its node's address alone, so head and workers would never hear of each other; name the nodes in networkPolicy.hostNetworkCidrs, or set networkPolicy.enabled: false" .name) -}}
+  {{- fail (printf "%s: hostNetwork: network policies see such a pod only by its node's address, so head and workers could not reach each other; list the nodes in networkPolicy.hostNetworkCidrs, or set networkPolicy.enabled: false" .name) -}}
   {{- end -}}
 {{- end -}}
 {{- if and .Values.inferencePool.enabled (not .Values.inferencePool.endpointPicker.name) -}}
@@ -336,7 +337,7 @@ Each failure names the value and the remedy.
 {{- fail "tls.certManager.enabled: set issuerRef and dnsNames" -}}
 {{- end -}}
 {{- if and .Values.monitoring.serviceMonitor.enabled .Values.monitoring.podMonitor.enabled -}}
-{{- fail "monitoring: podMonitor and serviceMonitor scrape the same, and all series would be there twice; set one of them to false" -}}
+{{- fail "monitoring: podMonitor and serviceMonitor scrape the same processes, and all series would exist twice; set one of them to false" -}}
 {{- end -}}
 {{- if and .Values.collector.enabled (not .Values.collector.exporters) -}}
 {{- fail "collector.enabled: name at least one of collector.exporters" -}}
@@ -357,7 +358,7 @@ Each failure names the value and the remedy.
   {{- end -}}
 {{- end -}}
 {{- if and .Values.model.hostPath $isDownloaded -}}
-{{- fail (printf "config.model: %s cannot be downloaded to model.hostPath, which is root's and pods are user 10001; put it there beforehand and name its folder, %s/NAME, or set model.claim" $model .Values.model.mountPath) -}}
+{{- fail (printf "config.model: %s cannot be downloaded to model.hostPath, which belongs to root while pods run as user 10001; put it there beforehand and give its folder, %s/NAME, or set model.claim" $model .Values.model.mountPath) -}}
 {{- end -}}
 {{- if and .Values.model.claim.create .Values.model.claim.existingClaim -}}
 {{- fail "model.claim: create and existingClaim exclude each other; set one of them" -}}

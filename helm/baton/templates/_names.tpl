@@ -1,4 +1,4 @@
-{{/* What things are called, and the labels they bear. */}}
+{{/* Names and labels of the chart's objects. */}}
 
 {{- define "baton.name" -}}
 {{- default .Chart.Name .Values.nameOverride -}}
@@ -14,14 +14,14 @@
 {{- end -}}
 {{- end }}
 
-{{/* By which Deployments and Services of this release are selected. A Deployment's never change. */}}
+{{/* Labels by which Deployments and Services select pods. A Deployment's selector must never change. */}}
 {{- define "baton.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "baton.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
-{{/* Which Baton it is: its release, and in a release of several its alias there. No release is called
-so, for none has an underscore. */}}
+{{/* The name of this Baton: its release, joined with its alias if a release has several. The underscore keeps
+it apart from the names of other releases, which cannot have one. */}}
 {{- define "baton.instance" -}}
 {{- $instance := eq .Chart.Name "baton" | ternary .Release.Name (printf "%s_%s" .Release.Name .Chart.Name) -}}
 {{- if gt (len $instance) 63 -}}
@@ -30,15 +30,14 @@ so, for none has an underscore. */}}
 {{- $instance -}}
 {{- end }}
 
-{{/* By which Ray's pods are selected, together with KubeRay's ray.io/*: also those of a cluster that an
-older chart made, and that stays. No app.kubernetes.io/name, which is KubeRay's there, as its Service of
-a RayService's head selects that; nothing that changes with a chart's version, or every upgrade would
-make a new cluster. */}}
+{{/* Labels that select Ray's pods, together with KubeRay's ray.io/*, including pods of an older chart's
+cluster. app.kubernetes.io/name is left out because KubeRay's Service of the head selects by it, and so is
+whatever changes with the chart's version, since each upgrade would then make a new cluster. */}}
 {{- define "baton.releaseLabels" -}}
 app.kubernetes.io/instance: {{ include "baton.instance" . }}
 {{- end }}
 
-{{/* Pods of this Baton, as peers in a network policy: Ray's, and where those are of an alias the others. */}}
+{{/* Pods of this Baton as peers in a network policy: Ray's pods, and with an alias also the others. */}}
 {{- define "baton.ownPeers" -}}
 - podSelector:
     matchLabels:
@@ -82,7 +81,7 @@ annotations:
 {{- if $image.digest }}@{{ $image.digest }}{{ else }}:{{ $image.tag }}{{ end -}}
 {{- end }}
 
-{{/* An image of others: from the registry that all come from, unless it names one itself. */}}
+{{/* A third-party image, from global.imageRegistry unless it names a registry itself. */}}
 {{- define "baton.otherImage" -}}
 {{- $first := splitList "/" .image | first -}}
 {{- $namesRegistry := and (contains "/" .image) (or (contains "." $first) (contains ":" $first) (eq $first "localhost")) -}}
@@ -90,7 +89,7 @@ annotations:
 {{- .image -}}
 {{- end }}
 
-{{/* Where a pod beside Ray's runs. */}}
+{{/* Placement of a pod that is not Ray's. */}}
 {{- define "baton.placement" -}}
 {{- range $key := list "nodeSelector" "affinity" "tolerations" "topologySpreadConstraints" "priorityClassName" }}
 {{- with get $ $key }}
@@ -116,7 +115,7 @@ annotations:
 {{- end -}}
 {{- end }}
 
-{{/* Secrets that are mounted if they are there. */}}
+{{/* Names of Secrets, which are mounted if they exist. */}}
 {{- define "baton.keysSecret" -}}
 {{- .Values.security.keys | default (printf "%s-keys" (include "baton.fullname" .)) -}}
 {{- end }}
@@ -140,7 +139,7 @@ annotations:
 {{- end -}}
 {{- end }}
 
-{{/* Worker groups with what they do not say themselves, as YAML under the key `groups`. */}}
+{{/* Worker groups completed with workerDefaults, as YAML under the key `groups`. */}}
 {{- define "baton.groups" -}}
 groups:
 {{- range .Values.workerGroups }}
@@ -153,7 +152,7 @@ groups:
 {{- range .Values.workerGroups }}{{ if eq .role "gateway" }}{{ .name }}{{ end }}{{ end -}}
 {{- end }}
 
-{{/* Ports of the gateways, whatever values.yaml leaves to the application's defaults. */}}
+{{/* Ports of the gateways, with the application's defaults. */}}
 {{- define "baton.httpPort" -}}
 {{- .Values.config.gateway.port | default 8000 -}}
 {{- end }}
@@ -187,12 +186,12 @@ groups:
 {{- get (.root.Values.config.metrics | default dict) (printf "%s_port" .role) | default (get $default .role) -}}
 {{- end }}
 
-{{/* The numbers of Ray's version alone: Python's 2.60.0rc1 or 3.0.0.dev0 is no version to semverCompare. */}}
+{{/* The numeric part of Ray's version, since semverCompare does not take Python's 2.60.0rc1 or 3.0.0.dev0. */}}
 {{- define "baton.rayRelease" -}}
 {{- regexFind "^[0-9]+\\.[0-9]+(\\.[0-9]+)?" .Values.rayVersion -}}
 {{- end }}
 
-{{/* Accelerators of a pod as Ray counts them: of a device plugin, or of claims, which Ray is told of. */}}
+{{/* Accelerators of a pod as Ray counts them: of a device plugin, or of claims through num-gpus. */}}
 {{- define "baton.numDevices" -}}
 {{- get .rayStartParams "num-gpus" | default (get .rayResources "GPU") | default .accelerator.count | int -}}
 {{- end }}

@@ -1,8 +1,8 @@
 {{/*
-What Ray Serve is told: the application, of `config` and nothing else.
+The application for Ray Serve, derived from `config` only.
 
-    args          what processes are started with: a change starts all of them anew
-    user_config   of each deployment, what those that run are told; files/live.json has the settings
+    args          what processes start with: a change restarts all of them
+    user_config   what running processes of each deployment are told; files/live.json lists the settings
 */}}
 {{- define "baton.serveConfig" -}}
 {{- $known := .Files.Get "files/live.json" | fromJson -}}
@@ -60,7 +60,7 @@ applications:
       {{- end }}
 {{- end }}
 
-{{/* What of the configuration is among these settings. */}}
+{{/* The part of the configuration that consists of these settings. */}}
 {{- define "baton.live" -}}
 {{- $found := dict -}}
 {{- range $path := .settings -}}
@@ -80,8 +80,8 @@ applications:
 {{- toYaml $found -}}
 {{- end }}
 
-{{/* What is not, but for what engines set aside for tenants, and that there are no prefill replicas.
-A branch of which nothing is left is left out: it would come and go with what is live. */}}
+{{/* The other settings, with the tenants' kv_share and whether there are prefill replicas, which engines need
+at their start. Empty branches are left out, since they would appear and vanish with the live settings. */}}
 {{- define "baton.fixed" -}}
 {{- $fixed := deepCopy .config -}}
 {{- $kept := dict -}}

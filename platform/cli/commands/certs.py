@@ -43,7 +43,8 @@ def _new_authority(folder: Path, now: datetime) -> Issued:
     for path in (folder / "ca.pem", folder / "ca.key", folder / "token"):
         if path.exists():
             raise InvalidConfig(
-                f"{path} is there already; choose another folder, or --renew the certificate"
+                f"{path} already exists; choose another folder, or renew the certificate with "
+                "--renew"
             )
     authority = make_authority("Baton cluster authority", now, AUTHORITY_DAYS)
     _write_all(folder, "ca", authority)

@@ -54,8 +54,8 @@ def _wait_until_empty(ask: Callable[[], int], replica: str, num_open: int, limit
             num_told = num_open
         if time.monotonic() >= deadline:
             raise DeadlineExceeded(
-                f"{num_open} requests are still on {replica} after {limit_s:g} s; it goes on "
-                "draining, ask again for how far it is"
+                f"{num_open} requests are still on {replica} after {limit_s:g} s; it continues to "
+                "drain: run the command again to follow it"
             )
         time.sleep(POLL_S)
         num_open = ask()

@@ -43,11 +43,15 @@ def _verify(model: str, folder: Path) -> None:
     """Verify the files' digests. Raises CheckpointError for a damaged file, after deleting it."""
     listing = listing_of(folder)
     if listing is None:
-        raise CheckpointError(f"{model} was not fetched by Baton: nothing is known to compare with")
+        raise CheckpointError(
+            f"{model} was not fetched by Baton, so there are no checksums to compare with; "
+            "leave out --verify"
+        )
     for file in listing.files:
         path = folder / file.name
         if path.exists() and file.digest and digest_of(path, kind_of(file.digest)) != file.digest:
             path.unlink()
             raise CheckpointError(
-                f"{path} was not what was fetched, and is taken away; run this again to fetch it"
+                f"{path} did not match its checksum and was deleted; run the command again to "
+                "fetch it"
             )

@@ -59,8 +59,8 @@ def _wait_until_done(pages: GatewayPages, replica_id: str, to: Role, deadline: f
             raise Unavailable(f"{replica_id} does not serve as {to}: {failure}")
         if time.monotonic() >= deadline:
             raise DeadlineExceeded(
-                f"{replica_id} does not serve as {to} yet; `baton status` shows how it is, and if "
-                "it is not there Serve has replaced it, in the role of its pool"
+                f"{replica_id} does not serve as {to} yet; see `baton status`. If it is not "
+                "listed there, Serve has replaced it with a replica in the role of its pool"
             )
         time.sleep(POLL_S)
 

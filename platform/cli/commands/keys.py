@@ -35,8 +35,8 @@ def keys(
     for one in model or ():
         if one.split() != [one] or set("+,") & set(one):
             raise InvalidConfig(
-                f"--model {one!r}: a line of a key takes names without spaces, commas and `+`; "
-                "give the tenant `models` (gateway.tenants.NAME.models), or the model an alias"
+                f"--model {one!r}: a key's line cannot hold names with spaces, commas or `+`; set "
+                "gateway.tenants.NAME.models instead, or give the model an alias"
             )
     key = f"bk_{secrets.token_urlsafe(KEY_BYTES)}"
     line = line_of(
@@ -45,7 +45,7 @@ def keys(
     try:
         read_entry(line, SCOPES)
     except ValueError as error:
-        raise InvalidConfig(f"this would make a line that no gateway takes: {error}") from None
+        raise InvalidConfig(f"a gateway would refuse the line of this key: {error}") from None
     typer.echo(f"key:  {key}")
     typer.echo(f"line: {line}")
     typer.echo(

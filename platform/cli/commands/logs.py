@@ -34,7 +34,7 @@ def logs(
             time.sleep(FOLLOW_S)
         if not ends:
             raise InvalidRequest(
-                f"no replica {of} of {app_name}; `baton top` shows all", field="replica"
+                f"{app_name} has no replica {of}; `baton top` lists them", field="replica"
             )
 
 

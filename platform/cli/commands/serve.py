@@ -112,8 +112,9 @@ def _check_chat_templates(files: ModelFiles, setting: str) -> None:
 def _check_transport(config: DeploymentConfig) -> None:
     if config.transfer.transport == "memory" and config.prefill.replicas:
         raise InvalidConfig(
-            "transfer.transport: replicas are processes of their own, which `memory` does not "
-            "cross; choose another with --transport, or have no prefill replicas (--prefill 0)"
+            "transfer.transport: `memory` works within one process only, and each replica is a "
+            "process; choose another with --transport, or serve without prefill replicas "
+            "(--prefill 0)"
         )
 
 

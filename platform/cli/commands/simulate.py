@@ -181,12 +181,15 @@ def simulate(  # noqa: PLR0913 - one parameter an option
         )
         if not decode:
             if prefill or device or without or gateways > 1 or planner or tenant:
-                raise InvalidConfig("--decode: a fleet has at least one; give how many")
+                raise InvalidConfig(
+                    "--decode: a fleet has at least one decode replica; give their number"
+                )
             run(job, play_pool)
             return
         if planner and (slo_class or tenant):
             raise InvalidConfig(
-                "--planner: it knows --slo-ttft alone; leave classes and tenants out"
+                "--planner: the simulated planner supports only --slo-ttft; leave classes and "
+                "tenants out"
             )
         from baton.platform.cli.runs.simulate_fleet import FleetOptions, run_fleet  # torch, too
         from baton.platform.simulator.fleet.setup import parts

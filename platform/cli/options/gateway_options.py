@@ -50,7 +50,7 @@ def _here(config: GatewayConfig, api_key: str | None) -> str:
     is_proven = bool(config.tls_cert_file)
     if api_key and not is_proven and (strangers := strangers_at(found)):
         raise Unavailable(
-            f"{url} is a process of another user (uid {min(strangers)}), who would get the key; "
-            f"if it is the gateway, give --url {url}"
+            f"the process at {url} belongs to another user (uid {min(strangers)}) and would "
+            f"receive the API key; if it is the gateway, give --url {url}"
         )
     return url

@@ -90,7 +90,9 @@ def undeploy(name: str, limit_s: float) -> None:
     deadline = time.monotonic() + limit_s
     while name in served():
         if time.monotonic() > deadline:
-            raise DeadlineExceeded(f"{name} has not ended after {limit_s:g} s; it goes on ending")
+            raise DeadlineExceeded(
+                f"{name} has not ended after {limit_s:g} s; it is still shutting down"
+            )
         time.sleep(POLL_S)
 
 

@@ -56,14 +56,14 @@ def deploy(
     name = config.ray.app_name
     if config.planner.sets_counts:
         raise InvalidConfig(
-            "planner.mode: `baton serve` keeps the numbers of replicas that it starts with; start "
-            "it with `baton deploy`, or let the planner observe"
+            "planner.mode: `baton serve` cannot change its numbers of replicas; use `baton "
+            "deploy`, or set planner.mode to observe"
         )
     if config.ray.address:
         if name in served():
             raise InvalidConfig(
-                f"ray.app_name: an application is called {name!r} on this cluster already; give "
-                "another with --app-name, or change that one with `baton deploy`"
+                f"ray.app_name: this cluster already has an application {name!r}; give another "
+                "name with --app-name, or change that one with `baton deploy`"
             )
         check_ports(config)
     report.enter(f"starting {_counted(config)}")

@@ -42,15 +42,15 @@ def run_follow(options: FollowOptions) -> None:
         from baton.platform.worker_groups.kube_api import connect
     except ImportError as error:
         raise InvalidConfig(
-            f"the client of Kubernetes is not here ({error}); pip install 'baton-llm[kubernetes]'"
+            f"the Kubernetes client is not installed ({error}); pip install 'baton-llm[kubernetes]'"
         ) from error
     start_log(options.log_format, "worker-groups")
     try:
         api = connect(options.api_url, options.namespace, options.service)
     except ConfigException as error:
         raise InvalidConfig(
-            f"this is no pod with an account ({error}); name the API server with --api-url, "
-            "as `kubectl proxy` has it"
+            f"this process is not in a pod with a service account ({error}); give the API server "
+            "with --api-url, such as that of `kubectl proxy`"
         ) from error
     adapter = Adapter(api, Dashboard(options.ray_url, _token), options.topology_keys)
     asyncio.run(_until_stopped(Following(adapter, api, PORT)))

@@ -110,8 +110,8 @@ def _check_cached(job: Job) -> None:
     for value, option in ((job.trace, "--trace"), (job.num_simulated, "--simulate")):
         if value is not None:
             raise InvalidConfig(
-                f"--cached: prompts of {option} have no such prefix; say --input and --output, or "
-                "play a trace of shared prefixes with `baton simulate`"
+                f"--cached: prompts of {option} have no shared prefix; give --input and --output, "
+                "or play a trace with shared prefixes in `baton simulate`"
             )
 
 

@@ -76,8 +76,9 @@ def run(config: DeploymentConfig, folder: Path, job: Job) -> None:
 def _check(loaded: LoadedEngine, job: Job) -> None:
     if job.request_tokens > loaded.engine.max_model_len:
         raise InvalidConfig(
-            f"--prompt-tokens and --output-tokens are {job.request_tokens} together; this model "
-            f"and its cache take {loaded.engine.max_model_len} a request"
+            f"--prompt-tokens and --output-tokens add up to {job.request_tokens}, more than the "
+            f"{loaded.engine.max_model_len} tokens that the model and its cache allow a request; "
+            "lower them"
         )
 
 

@@ -58,8 +58,15 @@ def run_fleet(job: Job, fleet: FleetOptions) -> None:
 
 def _play(fleet: FleetOptions, job: Job, console: Console) -> Played:
     if job.prefill_rate is not None:
+<<<<<<< HEAD
         raise InvalidConfig("--prefill-rate: a fleet is as fast as its --device; leave it out")
     devices = fleet.devices()
+=======
+        raise InvalidConfig(
+            "--prefill-rate: the speed of a fleet comes from --device; leave it out"
+        )
+    devices = devices_from(fleet.device)
+>>>>>>> words
     experiment = FleetExperiment(
         policies=policies_of(job.policies),
         loads=loads_of(job),
@@ -88,8 +95,8 @@ def devices_from(source: str, api_key: str | None = None, ca_file: Path | None =
     """Raises InvalidConfig that says what --device may be."""
     if not source:
         raise InvalidConfig(
-            "--device: say what the replicas are: a JSON file, a gateway's URL, or a CSV of "
-            "measured steps and a machine in it"
+            "--device: it is missing; give a JSON file, a gateway's URL, or FILE.csv:MACHINE of "
+            "measured steps"
         )
     if source.startswith(("http://", "https://")):
         return devices_of(GatewayPages(source, api_key, ca_file).get("/debug/status"), source)

@@ -40,7 +40,7 @@ class PlannedOptions:
 def run_planned(job: Job, options: PlannedOptions) -> None:
     """Raises InvalidConfig that names the option, Unavailable, or BatonError."""
     if job.plot_file is not None:
-        raise InvalidConfig("--plot: what the planner does is told, not drawn; leave it out")
+        raise InvalidConfig("--plot: there is no plot of a run with --planner; leave it out")
     run(job, partial(_play, options))
 
 

@@ -106,8 +106,8 @@ def known_document(name: str) -> Plain:
     apps = served()
     if name in apps:
         raise InvalidConfig(
-            f"the application {name} was started by `baton serve`, or by a program: it is changed "
-            "where that was; `baton deploy` starts one that can be changed from anywhere"
+            f"the application {name} was started by `baton serve` or by a program, and can only "
+            "be changed there; start it with `baton deploy` to change it from anywhere"
         )
     raise InvalidConfig(
         f"no application is called {name!r}; there are: {', '.join(apps) or 'none'}"
@@ -212,8 +212,8 @@ def check_name(document: Plain) -> None:
     if known is None or known.get("import_path") != document["import_path"]:
         whose = "by `baton serve`, or by a program" if known is None else "from other code"
         raise InvalidConfig(
-            f"ray.app_name: an application called {name!r} was started {whose} on this cluster, "
-            "and would be replaced; give another name with --app-name, or end that one first"
+            f"ray.app_name: this would replace an application {name!r} on this cluster that was "
+            f"started {whose}; give another name with --app-name, or end that one first"
         )
 
 
@@ -228,8 +228,8 @@ def check_ports(config: DeploymentConfig) -> None:
         for setting, port in own.items():
             if port and port in theirs:
                 raise InvalidConfig(
-                    f"{setting}: {port} is a port of the application {name!r} on this "
-                    "cluster; choose another, or 0 for any"
+                    f"{setting}: {port} is a port of the application {name!r} on this cluster; "
+                    "choose another, or 0 for any"
                 )
 
 

@@ -157,7 +157,7 @@ def _check_counts(before: DeploymentConfig, counts: Mapping[str, int]) -> None:
             raise InvalidConfig(f"no pool is called {pool!r}; there are {', '.join(POOLS)}")
         if count < 1 or (pool == "prefill" and before.prefill.replicas == 0):
             raise InvalidConfig(
-                f"{pool} {count}: from or to no replicas processes start anew; set "
+                f"{pool} {count}: a pool cannot be scaled from or to zero without a restart; set "
                 f"{pool}.replicas in the file, and `baton deploy` it"
             )
 

@@ -41,8 +41,8 @@ def sole_change() -> Iterator[None]:
         except ActorAlreadyExistsError:
             if time.monotonic() > deadline:
                 raise Unavailable(
-                    f"others have changed applications of this cluster for {LIMIT_S:g} s; try "
-                    "again when their `baton deploy`, `scale` or `undeploy` has ended"
+                    "another `baton deploy`, `scale` or `undeploy` has been running on this "
+                    f"cluster for {LIMIT_S:g} s; try again when it has ended"
                 ) from None
             time.sleep(POLL_S)
     try:

@@ -93,7 +93,8 @@ def wait_until_empty(
             left = f"it is not known what is on this node ({error})"
         if clock() >= deadline:
             raise DeadlineExceeded(
-                f"{left} after {seconds:.0f} s; its requests are placed again by the gateways"
+                f"{left} after {seconds:.0f} s; the gateways will send its requests to other "
+                "replicas"
             )
         sleep(POLL_S)
     say("nothing is left on this node")
@@ -131,8 +132,8 @@ def wait_for_others(
             break
         if clock() - began >= seconds:
             raise DeadlineExceeded(
-                f"{num_leaving} nodes have not left after {seconds:.0f} s; the head ends before "
-                "them"
+                f"{num_leaving} nodes have not left after {seconds:.0f} s; the head shuts down "
+                "before them"
             )
         sleep(POLL_S)
     say("no node is leaving")
@@ -156,7 +157,7 @@ class RayNode:
                 self.node_id, reason, "its pod ends", ends_ms, timeout=CALL_S
             )
         if not is_accepted:
-            raise Unavailable(f"Ray does not let this node leave: {why}")
+            raise Unavailable(f"Ray refused to drain this node: {why}")
 
     def num_actors(self) -> int:
         from ray.util.state import list_actors

@@ -71,18 +71,19 @@ def _check_context(config: DeploymentConfig) -> None:
             raise InvalidConfig(f"{key}.parallel.context: {error}") from None
         if pool.replicas and pool.parallel.context > 1 and pool.cache.kv_dtype == "int4":
             raise InvalidConfig(
-                f"{key}.cache.kv_dtype: int4 with parallel.context {pool.parallel.context}: blocks "
-                "that are open are not exchanged between ranks; take int8"
+                f"{key}.cache.kv_dtype: int4 does not work with parallel.context "
+                f"{pool.parallel.context}, since ranks do not exchange partly filled blocks; set "
+                "it to int8"
             )
     if prefill.replicas and decode.parallel.context > 1:
         raise InvalidConfig(
-            "decode.parallel.context: prompts are computed by the prefill replicas, and decoding "
-            "is repeated on each of these ranks; set prefill.parallel.context"
+            "decode.parallel.context: it speeds up prompts only, which the prefill replicas "
+            "compute; set prefill.parallel.context instead"
         )
     if not prefill.replicas and prefill.parallel.context > 1:
         raise InvalidConfig(
-            "prefill.parallel.context: without prefill replicas prompts are computed where they "
-            "decode; set decode.parallel.context"
+            "prefill.parallel.context: there are no prefill replicas; set decode.parallel.context "
+            "instead"
         )
 
 
@@ -92,8 +93,9 @@ def _check_gpus(config: DeploymentConfig) -> None:
         share = pool.resources.num_gpus
         if pool.replicas and pool.parallel.size > 1 and 0 < share <= 0.5:
             raise InvalidConfig(
-                f"{key}.resources.num_gpus: at {share:g} of a GPU, {pool.parallel.size} ranks come "
-                "to share one, and NCCL joins no two on the same; set it to 1"
+                f"{key}.resources.num_gpus: at {share:g} of a GPU, several of the "
+                f"{pool.parallel.size} ranks would share one, which NCCL does not support; set it "
+                "to 1"
             )
 
 
@@ -111,9 +113,8 @@ def _check_transport(config: DeploymentConfig) -> None:
     ]
     if names and not set(names) & set(carries):
         raise InvalidConfig(
-            f"transfer.{key}: {', '.join(names)} would read KV where it lies, and that of "
-            f"{config.prefill.parallel.size} prefill ranks is in pieces; {', '.join(carries)} "
-            "can carry it"
+            f"transfer.{key}: {', '.join(names)} cannot transfer KV that is split over "
+            f"{config.prefill.parallel.size} prefill ranks; choose from {', '.join(carries)}"
         )
 
 
@@ -130,12 +131,13 @@ def _check_rounding(config: DeploymentConfig, folder: Path) -> None:
         return
     if experts_differ:
         raise InvalidConfig(
-            "quantize: this checkpoint comes quantised, which experts stay where ranks have whole "
-            "ones, and others do not; set it to wide, or parallel.expert above 1 for both pools"
+            "quantize: this checkpoint is quantised, and its experts stay quantised only with "
+            "parallel.expert above 1; set quantize to wide, or parallel.expert above 1 for both "
+            "pools"
         )
     raise InvalidConfig(
-        "quantize: this checkpoint comes quantised, which tensor ranks widen when they load it, "
-        "and others do not; set it to wide, or give both pools several ranks"
+        "quantize: this checkpoint is quantised, and replicas of several tensor ranks widen it "
+        "when they load it; set quantize to wide, or parallel.tensor above 1 for both pools"
     )
 
 

@@ -151,8 +151,8 @@ class AllRegistries:
         if objection:
             return objection
         raise Unavailable(
-            f"{len(answers)} of {num_all} registries answer, and more than half must; ask again "
-            "when Serve has started the others"
+            f"only {len(answers)} of {num_all} registries answer, and more than half must; try "
+            "again when Serve has restarted the others"
         )
 
     async def _of_all(self, ask: Callable[[Line], Awaitable[T]], patience_s: float) -> dict[int, T]:

@@ -71,8 +71,8 @@ class PlannerLink:
             return await self.explained_by.explain_planner()
         except Exception as error:  # whatever Ray raises
             raise Unavailable(
-                f"the planner does not answer ({error!r}); it is in the registry, which Serve "
-                "starts anew if it has ended: ask again"
+                f"the planner does not answer ({error!r}); it runs in the registry, which Serve "
+                "restarts if it has failed: try again"
             ) from error
 
     def families(self) -> Iterator[Family]:

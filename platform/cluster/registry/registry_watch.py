@@ -72,7 +72,8 @@ class RegistryWatch:
         membership = follower.take(update_from_proto(answer, known))
         if membership is None:
             raise ValueError(
-                f"version {answer.version} of the registry's is not what was asked for"
+                f"the registry sent version {answer.version}, which does not follow the version "
+                "asked for"
             )
         self._follower = follower
         if not self._model:

@@ -110,13 +110,13 @@ def test_what_a_model_cannot_give_is_refused(tmp_path: Path) -> None:
     generator = make_engine(make_llama(tmp_path / "generator"))
     classifier = make_engine(as_classifier(make_llama(tmp_path / "classifier")))
 
-    with pytest.raises(InvalidRequest, match="is no classifier; name the tokens"):
+    with pytest.raises(InvalidRequest, match="is not a classifier; list the tokens"):
         generator.add(label_logits("all", [3]))
     with pytest.raises(InvalidRequest, match=r"logits outside 0\.\.95"):
         generator.add(label_logits("too high", [3], (VOCAB_SIZE,)))
     with pytest.raises(InvalidRequest, match=r"logits outside 0\.\.2"):
         classifier.add(label_logits("too high", [3], (3,)))
-    with pytest.raises(InvalidRequest, match=r"classifier .* generates none"):
+    with pytest.raises(InvalidRequest, match=r"a classifier .* to generate tokens"):
         classifier.add(Request("text", [3], sampling=GREEDY))
 
 

@@ -108,7 +108,10 @@ async def test_nothing_is_told_where_every_field_has_its_effect() -> None:
         ({"messages": [{"role": "assistant", "content": "a", "prefix": True}]}, "continue_final"),
         ({"truncate_prompt_tokens": 0}, "at least 1"),
         ({"guided_regex": "a", "guided_json": {}}, "exclude"),
-        ({"messages": [{**USER[0], **{f"field_{i}": i for i in range(33)}}]}, "too many fields"),
+        (
+            {"messages": [{**USER[0], **{f"field_{i}": i for i in range(33)}}]},
+            "too many unknown fields",
+        ),
     ],
 )
 async def test_what_would_change_the_answer_is_refused(fields: dict[str, Any], remedy: str) -> None:

@@ -110,7 +110,7 @@ def test_every_setting_is_explained_in_the_schema_and_the_help() -> None:
     assert undocumented == []
 
     port = json_schema()["$defs"]["GatewayPoolConfig"]["properties"]["port"]
-    assert port["description"] == "OpenAI-compatible HTTP."
+    assert port["description"] == "The port of the OpenAI-compatible HTTP API."
 
 
 def test_docs_of_attributes_are_inherited_and_put_on_one_line() -> None:

@@ -98,7 +98,7 @@ def test_serving_never_takes_the_place_of_an_application_of_the_same_name(
     monkeypatch.setattr(applications, "served", lambda: {"baton": {}})
     config = override(DeploymentConfig(), {"ray.address": "somewhere:6379"})
 
-    with pytest.raises(InvalidConfig, match=r"'baton' on this cluster already; .* --app-name"):
+    with pytest.raises(InvalidConfig, match=r"already has an application 'baton'; .* --app-name"):
         deploy(config, Path(), make_report([]))
 
 

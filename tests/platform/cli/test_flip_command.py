@@ -76,4 +76,4 @@ def test_one_that_is_gone_in_the_middle_is_not_waited_for_for_ever(
     status, lines = flip(monkeypatch, "prefill", [((), ())], "--wait", "0.01")
 
     assert status == 1
-    assert "Serve has replaced it, in the role of its pool" in lines[-1]
+    assert "Serve has replaced it with a replica in the role of its pool" in lines[-1]

@@ -45,7 +45,7 @@ def test_a_drawn_key_lets_in_under_its_name_until_it_expires() -> None:
     ("line", "message"),
     [
         ("sha256:12", "64 hexadecimal digits"),
-        (f"sha256:{'0' * 64} expires=soon", "no date"),
+        (f"sha256:{'0' * 64} expires=soon", "not a date"),
         (f"sha256:{'0' * 64} until=2027-01-01", "'until'"),
         (f"sha256:{'0' * 64} models=a++b", "empty name"),
         (f"sha256:{'0' * 64} scopes=admin", "'admin' is not for its place"),
@@ -83,11 +83,11 @@ def test_the_words_of_a_line_in_a_variable_become_no_keys(monkeypatch: pytest.Mo
 
     result = CliRunner().invoke(app, ["config", "show"])
 
-    assert result.exit_code == 2 and "keep the line whole in a file" in result.output
+    assert result.exit_code == 2 and "put the whole line into a file" in result.output
 
 
 def test_a_key_and_its_hash_are_the_same_key() -> None:
     key, line = drawn()
 
-    with pytest.raises(ValueError, match="belongs to one tenant"):
+    with pytest.raises(ValueError, match="occurs twice"):
         GatewayConfig(api_keys=frozenset({key}), operator_keys=frozenset({line}))

@@ -90,7 +90,7 @@ def test_tensors_are_held_to_the_model_by_their_headers(start: WrongStart, tmp_p
         (20, {}, "quantize the weights (--quantize int8): 14."),
         (10, {"quantize": "int8"}, "start fewer replicas (one, --prefill 0 --decode 1): 7."),
         (5, {}, "quantize it (--prefill 0 --decode 1 --quantize int4): "),
-        (1, {}, "one replica of it does not fit, however quantized: take a smaller model"),
+        (1, {}, "not even one replica with quantized weights fits: use a smaller model"),
     ],
 )
 def test_a_model_without_room_is_refused_with_the_least_change_that_fits(

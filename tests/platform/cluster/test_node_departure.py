@@ -55,7 +55,7 @@ def test_a_node_may_go_when_its_last_process_has_left() -> None:
 
 
 def test_a_node_that_is_not_empty_in_time_says_what_becomes_of_its_requests() -> None:
-    with pytest.raises(DeadlineExceeded, match="placed again by the gateways"):
+    with pytest.raises(DeadlineExceeded, match="will send its requests to other replicas"):
         leave(Node(1), 5)
 
 

@@ -141,7 +141,7 @@ def test_scaling_keeps_what_deployments_were_told_also_where_that_is_the_default
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [({"prefil": 2}, "no pool is called 'prefil'"), ({"decode": 0}, "processes start anew")],
+    [({"prefil": 2}, "no pool is called 'prefil'"), ({"decode": 0}, "without a restart")],
 )
 def test_what_cannot_be_scaled_is_refused_with_the_remedy(
     change: dict[str, int], words: str

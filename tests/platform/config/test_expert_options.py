@@ -31,7 +31,7 @@ def test_experts_are_spread_over_whole_tensor_groups() -> None:
 
 @pytest.mark.parametrize("name", ["redundant_experts", "rebalance_passes"])
 def test_what_is_about_whole_experts_is_refused_without(name: str) -> None:
-    with pytest.raises(InvalidConfig, match=f"{name} is of ranks with whole experts"):
+    with pytest.raises(InvalidConfig, match=f"{name} needs expert parallelism"):
         deployment(tensor=2, **{name: 1})
 
     assert deployment(tensor=2, expert=2, **{name: 1})
@@ -87,7 +87,7 @@ def test_pools_that_keep_experts_as_stored_and_widened_are_refused(tmp_path: Pat
     both = {"prefill.parallel.tensor": 2, "decode.parallel.tensor": 2}
     unlike = override(DeploymentConfig(), {**both, "decode.parallel.expert": 2})
 
-    with pytest.raises(InvalidConfig, match=r"set it to wide, or parallel\.expert above 1"):
+    with pytest.raises(InvalidConfig, match=r"set quantize to wide, or parallel\.expert above 1"):
         check_ranks(unlike, folder)
 
     check_ranks(override(unlike, {"quantize": "wide"}), folder)

@@ -27,13 +27,13 @@ def test_pools_that_are_alike_but_for_their_numbers_can_exchange_replicas() -> N
 @pytest.mark.parametrize(
     ("changes", "setting"),
     [
-        ({"prefill.parallel.tensor": 2}, "prefill.parallel.tensor is 2, decode.parallel.tensor 1"),
-        ({"decode.cache.kv_dtype": "int8"}, "prefill.cache.kv_dtype is auto, decode.*int8"),
-        ({"decode.scheduler.max_running": 9}, "decode.scheduler.max_running 9"),
+        ({"prefill.parallel.tensor": 2}, "prefill.parallel.tensor is 2 and .*tensor is 1"),
+        ({"decode.cache.kv_dtype": "int8"}, "prefill.cache.kv_dtype is auto and decode.*int8"),
+        ({"decode.scheduler.max_running": 9}, "decode.scheduler.max_running is 9"),
         ({"decode.speculation.method": "mtp"}, "decode.speculation.method is mtp"),
         (
             {"prefill.parallel.data": 2, "decode.parallel.data": 2},
-            "decode.parallel.data is 2: engines that compute their passes together",
+            "decode.parallel.data is 2: engines that run their passes together",
         ),
     ],
 )

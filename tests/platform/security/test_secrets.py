@@ -46,7 +46,7 @@ def test_a_comment_is_no_key_and_a_line_with_scopes_is_one_wherever_it_is_kept(
     ("text", "message"),
     [
         ("sha256:" + "0" * 64 + " scopes=inference,admin", "looks like"),
-        ("env:OTHER", "names another secret"),
+        ("env:OTHER", "holds the name of another secret"),
     ],
 )
 def test_what_a_variable_has_beside_keys_is_refused(
@@ -69,5 +69,5 @@ def test_a_key_of_two_tenants_is_refused_once_it_is_read(monkeypatch: pytest.Mon
     monkeypatch.setenv("OTHER", "same")
     tenants = {name: TenantConfig(api_keys=frozenset({f"env:{name}"})) for name in ("ONE", "OTHER")}
 
-    with pytest.raises(InvalidConfig, match="a key belongs to one tenant"):
+    with pytest.raises(InvalidConfig, match="a key occurs twice"):
         with_secrets(GatewayConfig(tenants=tenants))

@@ -119,7 +119,7 @@ async def test_what_is_kept_is_read_listed_and_deleted_with_the_openai_package(
         newest = await client.responses.input_items.list(second.id)
         with pytest.raises(openai.BadRequestError, match="background"):
             await client.responses.cancel(second.id)
-        with pytest.raises(openai.BadRequestError, match="not streamed again"):
+        with pytest.raises(openai.BadRequestError, match="cannot be streamed again"):
             await client.responses.retrieve(second.id, stream=True)
         await client.responses.delete(first.id)
         for gone in (client.responses.retrieve, client.responses.delete):
