@@ -58,15 +58,10 @@ def run_fleet(job: Job, fleet: FleetOptions) -> None:
 
 def _play(fleet: FleetOptions, job: Job, console: Console) -> Played:
     if job.prefill_rate is not None:
-<<<<<<< HEAD
-        raise InvalidConfig("--prefill-rate: a fleet is as fast as its --device; leave it out")
-    devices = fleet.devices()
-=======
         raise InvalidConfig(
             "--prefill-rate: the speed of a fleet comes from --device; leave it out"
         )
-    devices = devices_from(fleet.device)
->>>>>>> words
+    devices = fleet.devices()
     experiment = FleetExperiment(
         policies=policies_of(job.policies),
         loads=loads_of(job),

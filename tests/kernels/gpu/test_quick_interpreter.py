@@ -40,6 +40,7 @@ def test_what_launches_replace_is_looked_for_once_and_put_back_each_time(
 ) -> None:
     quicken()
     x = torch.arange(32.0).reshape(4, 8)
+    sums(x)  # the first launch of a process leaves what Triton itself keeps
     replacements, before = interpreter._patch_lang, language()
     found: list[object] = []
     find = replacements._find
@@ -51,10 +52,12 @@ def test_what_launches_replace_is_looked_for_once_and_put_back_each_time(
     monkeypatch.setattr(replacements, "_changes", {})
     monkeypatch.setattr(replacements, "_find", counted)
 
-    for _ in range(2):
-        assert torch.equal(sums(x), 2 * x.sum(1))
+    assert torch.equal(sums(x), 2 * x.sum(1))
+    of_first = len(found)  # the kernel, and what it calls
+    assert of_first > 1
+    assert torch.equal(sums(x), 2 * x.sum(1))
 
-    assert len(found) == 2  # for the kernel, and for what `tl.sum` sees
+    assert len(found) == of_first
     assert language() == before
 
 

@@ -116,13 +116,8 @@ def test_ranks_that_share_prompts_alone_can_be_read_by_any_transport(tmp_path: P
     folder = FAMILIES["llama"](tmp_path)
     nccl = override(DeploymentConfig(), {"transfer.transport": "nccl"})
 
-<<<<<<< HEAD
     check_ranks(override(nccl, {"prefill.parallel.context": 2}), folder)
-    with pytest.raises(InvalidConfig, match="grpc can carry it"):
-=======
-    check_ranks(override(shm, {"prefill.parallel.context": 2}), folder)
-    with pytest.raises(InvalidConfig, match=r"choose from .* grpc$"):
->>>>>>> words
+    with pytest.raises(InvalidConfig, match=r"choose from .* grpc"):
         both = {"prefill.parallel.context": 2, "prefill.parallel.tensor": 2}
         check_ranks(override(nccl, both), folder)
 
