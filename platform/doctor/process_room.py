@@ -33,7 +33,7 @@ def check_process_room(config: DeploymentConfig, memory: MemoryFacts) -> None:
     raise InvalidConfig(
         f"too little memory: the processes of {counted(config)} need {gib(wanted)} without "
         f"weights and caches, and there are {left_of(memory)}; start fewer replicas (one, "
-        f"--prefill 0 --decode 1; at most {num_ranks} processes fit), or give the machine or the "
+        f"--prefill 0 --decode 1): at most {num_ranks} processes fit; or give the machine or the "
         "container more memory"
     )
 

@@ -268,9 +268,9 @@ def test_what_a_folder_says_of_labels_and_pairs(tmp_path: Path) -> None:
     assert tokens.classifier is not None and tokens.generates and tokens.classifier.joins_pairs
     assert tokens.classifier.tokens == tuple(text_tokenizer().id_of(token) for token in "abc")
     assert tokens.classifier.label_activation is softmax
-    with pytest.raises(CheckpointError, match="`no` is to be the token of a label"):
+    with pytest.raises(CheckpointError, match="the label token `no` is not"):
         ServedModel.load(tmp_path, "it", reranker="qwen3")
-    with pytest.raises(CheckpointError, match="`nothing` is to be the token of a label"):
+    with pytest.raises(CheckpointError, match="the label token `nothing` is not"):
         loaded(tmp_path, classifier_from_token=["a", "nothing"])
     with pytest.raises(InvalidConfig, match=r"gateway.reranker 'qwen3'"):
         multi.pooling.judging_as("qwen3")

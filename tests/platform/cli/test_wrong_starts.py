@@ -337,6 +337,6 @@ def test_processes_without_room_are_refused_where_the_whole_check_would_refuse_t
         if fits:
             check_process_room(config, memory)
             continue
-        with pytest.raises(InvalidConfig, match=r"want 2.2 GiB .* no more than 5 processes"):
+        with pytest.raises(InvalidConfig, match=r"need 2.2 GiB .* at most 5 processes"):
             check_process_room(config, memory)
         assert "too little memory" in verdict(DEMO, memory, decode__replicas=decode).refusal
