@@ -301,7 +301,7 @@ def test_a_conversation_is_had_at_an_address_or_a_url(url: str, target: tuple[st
 def test_help_breaks_its_lines_where_the_terminal_ends_and_not_where_the_code_does() -> None:
     wide = run(app, ["verify", "--help"], env={"COLUMNS": "400", "TERMINAL_WIDTH": "400"}).output
 
-    assert "in chunks, without room for all, greedy and with a seed" in wide
+    assert "Every KV transport is tried: cold, on a prefix hit, in chunks" in wide
 
 
 def test_a_model_that_plan_size_does_not_find_is_told_with_the_shapes_that_it_knows() -> None:
