@@ -25,7 +25,7 @@ MAX_CHOICES = 1024
 MAX_GBNF_CHARS = 8192
 """Translation blocks the event loop, with this limit for 30 ms at most."""
 IS_GBNF = re.compile(r"^[ \t]*root[ \t]*::=", re.MULTILINE)
-"""Only spaces and tabs: `\s` would take quadratic time on a text of blank lines."""
+r"""Only spaces and tabs: `\s` would take quadratic time on a text of blank lines."""
 REGEX_SIGNS = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
 
 

@@ -29,6 +29,9 @@ from baton.gateway.http.anthropic_errors import MessagesErrors, is_messages
 from baton.gateway.http.translations import INTERNAL, TRANSLATIONS, told, translate
 
 LINGER_S = 5.0
+MAX_PATH = 100
+"""Characters of an unknown path that are compared with those there are: it takes this event loop,
+and longer ones are like none of them."""
 ROUTING_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -153,7 +156,7 @@ def _meant(path: str, routes: Sequence[BaseRoute]) -> str:
     names = {one.path for one in routes if isinstance(one, Route) and not one.param_convertors}
     bare = path.rstrip("/").removeprefix("/v1")
     found = f"/v1{bare}" if f"/v1{bare}" in names else bare if bare in names else None
-    if found is None:
+    if found is None and len(path) <= MAX_PATH:
         found = next(iter(get_close_matches(path, names, n=1, cutoff=0.8)), None)
     listed = "GET /docs lists what there is"
     return f"did you mean {found}? {listed}" if found else listed

@@ -22,6 +22,12 @@ class RankShare(msgspec.Struct, frozen=True, kw_only=True):
     starts: list[int]
     """Where these begin in a block of the whole, by plane."""
 
+    def __post_init__(self) -> None:
+        """Raises ValueError: what a sender says of itself is held against this when it is read."""
+        has_negative = any(number < 0 for number in (*self.starts, *self.block_bytes))
+        if has_negative or len(self.starts) != len(self.block_bytes):
+            raise ValueError("a rank's share of blocks that no block could have")
+
     @classmethod
     def of_all(cls, block_bytes: list[int]) -> RankShare:
         """The share of a rank that has all of so long blocks."""

@@ -42,6 +42,11 @@ class RankArena(RankShare, frozen=True, kw_only=True):
     mem_type: str
     device: int
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.planes) != len(self.block_bytes):
+            raise ValueError("a rank that says not where each of its planes is")
+
     def grid(self, plane: int, span: range, num_blocks: int) -> tuple[Grid, range]:
         """These bytes of all blocks, and the planes whose rows the grid has: `plane` and those
         around it that are alike, which one grid serves."""

@@ -185,9 +185,10 @@ class NixlTransport:
         answer = await self._control.meet(address, self.name, sender, receiver)
         try:
             arena = msgspec.msgpack.decode(answer, type=Arena)
-        except msgspec.DecodeError as error:
+            numbers = {rank.agent for rank in arena.all_ranks}
+        except ValueError as error:
             raise TransportFailed(f"an answer that cannot be read: {error}") from error
-        if any(rank.agent >= len(arena.all_agents) for rank in arena.all_ranks):
+        if not numbers <= {*range(len(arena.all_agents))}:
             raise TransportFailed("an answer that names an agent which it does not introduce")
         names: list[Name] = []
         try:

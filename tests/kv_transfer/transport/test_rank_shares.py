@@ -141,3 +141,10 @@ def test_bytes_that_no_rank_keeps_are_refused() -> None:
 
     with pytest.raises(TransferCut, match="no rank of the sender keeps byte 32 of plane 0"):
         kept_by([half], 0, range(16, 48))
+
+
+def test_a_share_that_does_not_say_where_it_begins_in_each_plane_is_refused_as_it_is_read() -> None:
+    told = msgspec.msgpack.encode({"block_bytes": [32, 32], "starts": [0]})
+
+    with pytest.raises(msgspec.ValidationError, match="that no block could have"):
+        msgspec.msgpack.decode(told, type=RankShare)

@@ -10,6 +10,7 @@ from typing import cast
 
 import msgspec
 import pytest
+from msgspec import structs
 from tests.kv_transfer.replicas import LAYOUT
 from tests.kv_transfer.transport.nixl.test_nixl import Handle, ObedientAgent, Source
 
@@ -40,12 +41,13 @@ class Announcing:
     streams: dict[str, asyncio.Queue[Exception | None]] = field(default_factory=dict)
     """By transfer."""
     num_met: int = 0
+    lies: dict[str, object] = field(default_factory=dict)
+    """Fields of the arena that are told otherwise than they are."""
 
     async def meet(self, address: str, transport: str, sender: Epoch, receiver: Epoch) -> bytes:
         self.num_met += 1
-        return msgspec.msgpack.encode(
-            Arena(sender.encode(), [self.source.address], 1, [1000], "DRAM", 0)
-        )
+        arena = Arena(sender.encode(), [self.source.address], 1, [1000], "DRAM", 0)
+        return msgspec.msgpack.encode(structs.asdict(arena) | self.lies)
 
     async def open(
         self, address: str, request: OpenTransfer, transport: str
@@ -104,6 +106,38 @@ class Arriving:
         self.met.control.cut(self.transfer_id, error or TransferCut("chaos"))
         with pytest.raises(TransferCut):
             await anext(self.pieces)
+
+
+RANK = {
+    "agent": 0,
+    "planes": [0],
+    "mem_type": "DRAM",
+    "device": 0,
+    "block_bytes": [1000],
+    "starts": [0],
+}
+
+
+@pytest.mark.parametrize(
+    "lies",
+    [
+        {"planes": []},
+        {"agents": [b"p"], "ranks": [RANK | {"agent": 1}]},
+        {"agents": [b"p"], "ranks": [RANK | {"agent": -1}]},
+        {"agents": [b"p"], "ranks": [RANK | {"starts": []}]},
+        {"agents": [b"p"], "ranks": [RANK | {"starts": [-8]}]},
+    ],
+)
+async def test_a_peer_that_tells_of_memory_as_none_can_be_is_not_read_from(
+    lies: dict[str, object],
+) -> None:
+    it = Met(Announcing(lies=lies))
+    it.control.streams["kv-1"] = asyncio.Queue()
+    it.control.cut("kv-1", TransferCut("it was opened"))
+
+    with pytest.raises(TransportFailed, match="an answer that"):
+        await anext(it.stream("kv-1").pieces)
+    await it.transport.close()
 
 
 async def test_a_cut_stream_leaves_the_peer_to_its_siblings_and_is_met_anew_afterwards() -> None:
