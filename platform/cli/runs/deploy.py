@@ -35,6 +35,9 @@ PATIENCE_S = 0.5
 """Seconds between looks at the registry while replicas start."""
 LOOK_S = 0.1
 """The most seconds for one look, which delays the wait."""
+GONE_LOOKS = 3
+"""Looks in a row without the application: a Serve controller that is being replaced may list none
+for a moment."""
 STATUS_PERIOD_S = 1.0
 """Seconds between questions whether Serve has given up."""
 
@@ -124,6 +127,8 @@ class Watch:
         registry = serve.get_deployment_handle(REGISTRY, self._name)
         self._known = _Answer(registry.membership.remote)
         self._news = ReplicaNews(config.wanted_replicas)
+        self._num_missed = 0
+        """Looks in a row in which neither the registry nor Serve knew of the application."""
 
     def look(self) -> None:
         """Raises Unavailable where the application is no more."""
@@ -133,17 +138,19 @@ class Watch:
     def _lines(self) -> list[str]:
         try:
             if self._known.has_come(LOOK_S):
+                self._num_missed = 0
                 return self._news.lines(self._known.take())
         except Exception as error:  # of Ray, whose head may be away: no reason to end what serves
             log.debug("the registry could not be asked: %s", error)
-        if self._has_ended():
+        self._num_missed = self._num_missed + 1 if self._is_missing() else 0
+        if self._num_missed == GONE_LOOKS:
             raise Unavailable(
                 f"the application {self._name} has been ended, by `baton undeploy` or through Ray: "
                 "nothing serves any more"
             )
         return []
 
-    def _has_ended(self) -> bool:
+    def _is_missing(self) -> bool:
         from ray import serve
 
         try:

@@ -18,7 +18,7 @@ from tests.gateway.fleet.known_replicas import make_replica
 from baton.core.errors import InvalidConfig, Unavailable
 from baton.core.ids import Epoch, ReplicaId
 from baton.core.replicas import Membership, Role, StartingReplica
-from baton.platform.cli.runs.deploy import Watch, deploy, follow, wait_for
+from baton.platform.cli.runs.deploy import GONE_LOOKS, Watch, deploy, follow, wait_for
 from baton.platform.cli.terminal.progress import StartBars
 from baton.platform.cli.terminal.start_report import StartReport
 from baton.platform.cluster.applications import applications
@@ -122,7 +122,7 @@ def test_serving_ends_once_somebody_has_ended_the_application(
         lambda: replace(membership(), age_s=60.0, replicas=(make_replica("decode-1"),)),
         raising(RuntimeError("the deployment is replaced")),
         lambda: replace(membership(), age_s=90.0),
-        raising(TimeoutError()),
+        *[raising(TimeoutError())] * (2 * GONE_LOOKS),
     ]
     registry = SimpleNamespace(
         membership=SimpleNamespace(remote=lambda: Response(lambda: outcomes.pop(0)()))
@@ -137,5 +137,12 @@ def test_serving_ends_once_somebody_has_ended_the_application(
     assert "decode-1 is gone: 0 of 1 decode replicas serve" in caplog.text
 
     applications.clear()
+    for _ in range(GONE_LOOKS - 1):  # a controller that is being replaced may list none
+        watch.look()
+    applications["baton"] = "RUNNING"
+    watch.look()
+    applications.clear()
+    for _ in range(GONE_LOOKS - 1):
+        watch.look()
     with pytest.raises(Unavailable, match="baton has been ended, by `baton undeploy`"):
         watch.look()
