@@ -17,7 +17,7 @@ from torch import Tensor
 from baton.engine.batch.batch import Chunk
 from baton.engine.batch.decoding import Decoding
 from baton.engine.mesh.orders import BeginDecoding, Pass, Turn, decoding_words, turn_words
-from baton.engine.mesh.ranks import RankGroup
+from baton.engine.mesh.ranks import FOR_EVER, TELL_WITHIN, RankGroup
 
 
 class ToldDecoding:
@@ -41,7 +41,8 @@ class ToldDecoding:
         drawn = decoding.drawn
         self._ranks.tell(turn_words(() if drawn is not None else decoding.tokens, grown))
         if drawn is not None:
-            self._ranks.broadcast_(drawn)
+            # On a device a limit would make the host wait for the pass before.
+            self._ranks.broadcast_(drawn, FOR_EVER if drawn.is_cuda else TELL_WITHIN)
         for row, blocks in grown:
             self._num_blocks[row] += len(blocks)
         self._turn = decoding.turn
