@@ -115,7 +115,9 @@ async def test_what_cannot_take_the_other_role_is_told_why() -> None:
             await turning.flip("prefill-1", "router")
         await turning.add(Role.PREFILL, **{"prefill.scheduler.max_running": 7})
         await turning.until(prefill_3=Role.PREFILL)
-        with pytest.raises(InvalidRequest, match=r"prefill\.scheduler\.max_running is 7, decode"):
+        with pytest.raises(
+            InvalidRequest, match=r"prefill\.scheduler\.max_running is 7 and decode"
+        ):
             await turning.flip("prefill-3", "decode")
 
         assert (await turning.fleet.ask(PROMPT)).receipt.prefill_replica

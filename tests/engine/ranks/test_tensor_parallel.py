@@ -80,7 +80,7 @@ def test_ranks_that_loaded_another_model_are_refused(ranks: RankProcesses, tmp_p
     folder, other = (
         FAMILIES["llama"](tmp_path / name, seed=seed) for name, seed in (("a", 0), ("b", 1))
     )
-    refused = pytest.raises(InvalidConfig, match=r"ranks \[1\] have loaded another model")
+    refused = pytest.raises(InvalidConfig, match=r"ranks \[1\] loaded a different model")
     with refused, engine_on_ranks(ranks, folder, CONFIG, Mesh(tensor=2), follower_folder=other):
         pass
 

@@ -60,7 +60,8 @@ extern "C" int64_t baton_receive(int64_t socket, const Blocks* targets, int64_t 
   const double until = seconds() + limit_s;
   while (receipt->num_units < num_all) {
     const int64_t left = num_all - receipt->num_units, count = left < most ? left : most;
-    if (int why = fill(int(socket), buffer, count * unit_bytes, receipt->num_bytes)) return why;
+    if (int why = fill(int(socket), buffer, count * unit_bytes, receipt->num_bytes))
+      return copies_end(), why;
     for (int64_t i = 0; i < count; i++) {
       const int64_t number = receipt->num_units + i, block = number / num_units;
       const Cursor at{targets, block / targets->num_starts, block % targets->num_starts};
