@@ -154,7 +154,7 @@ async def test_the_oldest_of_who_has_most_make_room_and_files_do_not(
     assert await storage.get(place("large", 0)) is None
     assert await storage.get(place("large", 11)) == b"l" * 300
     assert sum(path.stat().st_size for path in files_in(tmp_path)) <= 4200
-    with pytest.raises(StorageFull, match="all 4000 bytes of gateway.storage.max_bytes"):
+    with pytest.raises(StorageFull, match=r"all 4000 bytes of gateway\.storage\.max_bytes"):
         await storage.put(Place("file", "", "file-1"), b"f" * 3000, ttl_s=None)
     with pytest.raises(StorageFull):
         await storage.put(place("large", 99), b"l" * 4001, ttl_s=60, evicts=True)
