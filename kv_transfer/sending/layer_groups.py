@@ -15,9 +15,10 @@ MIN_BYTES = 2 << 20
 """Less is sent in about the time that a leaving costs. Of a long prompt on a GPU each layer is
 more."""
 
-LATE_FACTOR = 4
-"""A group that would leave beside the last layer is of so many times `min_bytes` at least: then
-the second token would wait longer for it than the first would for its leaving."""
+LATE_FACTOR = 1.25
+"""A group that leaves beside the last layer has this many times `min_bytes` at least. Joined to the
+last one, a smaller group saves the first token time and costs the second none; 3 MiB cost it 6 ms
+(docs/measurements/2026-11-29.md)."""
 
 
 class LayerGroups:
@@ -54,6 +55,6 @@ class LayerGroups:
         self._first, self._num_bytes = layer + 1, 0.0
         return leaving
 
-    def _least_bytes(self, num_behind: int) -> int:
+    def _least_bytes(self, num_behind: int) -> float:
         """Bytes that leave while `num_behind` further layers are computed, at least."""
         return self.min_bytes * (LATE_FACTOR if num_behind == 1 else 1)
