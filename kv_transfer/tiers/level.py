@@ -73,6 +73,7 @@ class Level:
         with self._changed:
             self.tier.stats.count(num_dropped=len(self._waiting))
             self._waiting.clear()
+            self._changed.notify_all()
         if self._readers is not None:
             self._readers.shutdown(wait=False, cancel_futures=True)
         self.tier.close()
@@ -167,6 +168,7 @@ class Level:
             self._removing[name] -= 1
             if not self._removing[name]:
                 del self._removing[name]
+                self._changed.notify_all()
 
     async def _on_readers(self, function: Callable[[], T], *, otherwise: T) -> T:
         if self._readers is None:
@@ -208,15 +210,17 @@ class Level:
                     self._written, self._is_spoilt = None, False
 
     def _next(self) -> BlockRecord | None:
-        """The record that has waited longest; it stays readable until it is written."""
+        """The record that has waited longest; it stays readable until it is written. One that was
+        made anew waits until the wrong one is removed, which would remove it as well."""
         with self._changed:
-            while not self._waiting:
-                if self._is_closing:
+            while True:
+                for name, record in self._waiting.items():
+                    if name not in self._removing:
+                        self._written = name
+                        return record
+                if self._is_closing and not self._waiting:
                     return None
                 self._changed.wait()
-            record = next(iter(self._waiting.values()))
-            self._written = record.name
-            return record
 
     def _store(self, record: BlockRecord) -> None:
         with self._writing:

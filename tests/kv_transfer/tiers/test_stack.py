@@ -189,6 +189,41 @@ async def test_a_block_made_anew_while_the_wrong_one_is_being_written_is_the_one
         assert batch.records[0] is again
 
 
+class LateTier(SlowTier):
+    """One whose readers are slow to remove what was discarded."""
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks)
+        self.may_remove = threading.Event()
+        self.num_removed_late = 0
+
+    def remove(self, name: bytes) -> None:
+        if "-read" in threading.current_thread().name:
+            self.may_remove.wait(30)
+            super().remove(name)
+            self.num_removed_late += 1
+        else:
+            super().remove(name)
+
+
+async def test_a_block_made_anew_is_not_removed_by_a_late_removal_of_the_wrong_one() -> None:
+    late = LateTier(100)
+    async with running(late) as stack:
+        stack.put(record_of(1))
+        becomes_true(lambda: late.num_writing == 1)
+        stack.discard(name_of(1))
+        stack.put(record_of(1))
+        stack.put(record_of(2))
+        late.may_go_on.set()
+        becomes_true(lambda: late.holds(name_of(2)))  # others need not wait
+
+        late.may_remove.set()
+        becomes_true(lambda: late.num_removed_late == 1)
+        await all_written(stack)
+
+        assert late.holds(name_of(1))
+
+
 class StubbornTier(SlowTier):
     """One that fails whenever it is to remove something."""
 
