@@ -27,10 +27,11 @@ from baton.gateway.fleet.admission import AdmissionQueue
 from baton.gateway.fleet.admission_line import AdmissionTicket
 from baton.gateway.fleet.decision_log import DecisionLog, FirstToken, PlacementRecord
 from baton.gateway.fleet.draining import drain, flip, reset_prefix_cache, undrain
-from baton.gateway.fleet.fleet import Fleet, RegistryClient
+from baton.gateway.fleet.fleet import Fleet
 from baton.gateway.fleet.fleet_report import knowledge_families, leaks_report, status_report
 from baton.gateway.fleet.placed import Placed
 from baton.gateway.fleet.placement_queue import PlacementAttempt, PlacementQueue
+from baton.gateway.fleet.registry_follower import RegistryClient, follow
 from baton.gateway.fleet.replica_link import ReplicaLink
 from baton.gateway.fleet.replica_wait import ReplicaWait
 from baton.gateway.fleet.resumed_request import ResumedRequest
@@ -124,7 +125,7 @@ class ReplicaDispatcher:
         self._registries = registries
         looking = asyncio.create_task(self._look_after_line(), name="looks after the line")
         try:
-            await self.fleet.follow(registry)
+            await follow(registry, self.fleet)
         finally:
             looking.cancel()
             await asyncio.gather(looking, return_exceptions=True)

@@ -16,7 +16,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from math import isclose
-from typing import Protocol
 
 from baton.core.clock import Clock, monotonic
 from baton.core.ids import Epoch, RequestId
@@ -54,8 +53,6 @@ from baton.router.speeds.speed import MeasuredSpeed
 
 log = logging.getLogger(__name__)
 
-WATCH_TIMEOUT_S = 10.0
-REGISTRY_RETRY_S = 0.5
 ENOUGH_STEPS = 16
 """Steps with prompts in them that a fit of a replica's rate needs; with fewer, the pool's rate is
 used."""
@@ -66,10 +63,6 @@ MET_AT_ONCE = 16
 NEWS_OF_RATE = 0.02
 """The least relative change of the pool's rate that is passed on, since each one invalidates cached
 lookups."""
-
-
-class RegistryClient(Protocol):
-    async def watch(self, incarnation: Epoch | None, version: int) -> Membership: ...
 
 
 class Fleet:
@@ -105,29 +98,8 @@ class Fleet:
         self._matches = Matches(self.index, self._layout_of)
         self.warm_up = WarmUp(on_change, clock, lambda: self.links.is_any_held_up)
 
-    async def follow(self, registry: RegistryClient) -> None:
-        """Follow the registry for ever. While it is away, the known replicas stay."""
-        incarnation: Epoch | None = None
-        version = -1
-        while True:
-            try:
-                async with asyncio.timeout(WATCH_TIMEOUT_S):
-                    snapshot = await registry.watch(incarnation, version)
-            except Exception as error:  # whatever Ray raises while it or its head is away
-                log.warning(
-                    "the registry is away (%r); keeping %d replicas", error, len(self.replicas)
-                )
-                await asyncio.sleep(REGISTRY_RETRY_S)
-                continue
-            try:
-                await self.apply(snapshot)
-            except Exception:  # without this loop the fleet would never learn of a replica again
-                log.exception("what the registry says cannot be followed; asking again")
-                await asyncio.sleep(REGISTRY_RETRY_S)
-                continue
-            incarnation, version = snapshot.incarnation, snapshot.version
-
     async def apply(self, snapshot: Membership) -> None:
+        """Meet the replicas that are new in the snapshot, and leave those that are gone."""
         # A new registry knows few replicas, which report often; those of the old one report more
         # seldom.
         slowest = max(self._intervals, snapshot.intervals, key=lambda intervals: intervals.beat_s)

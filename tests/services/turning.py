@@ -16,6 +16,7 @@ from baton.core.ids import Epoch, ReplicaId
 from baton.core.replicas import ReplicaInfo, Role, StartingReplica
 from baton.engine.engine import Engine
 from baton.engine.speculation.assemble import speculation_of
+from baton.gateway.fleet.registry_follower import follow
 from baton.platform.config.deployment import override
 from baton.platform.registry.registry import Registry
 from baton.platform.replica.assignment import Assignment
@@ -134,7 +135,7 @@ class TurningFleet:
 @asynccontextmanager
 async def turning_fleet(prefill: int, decode: int, **changes: Any) -> AsyncIterator[TurningFleet]:
     async with running_fleet(prefill=0, decode=0, changes=changes) as fleet:
-        following = asyncio.create_task(fleet.dispatcher.fleet.follow(fleet.registry))
+        following = asyncio.create_task(follow(fleet.registry, fleet.dispatcher.fleet))
         turning = TurningFleet(fleet, {}, {}, CalledRegistry(fleet.registry), following)
         roles = [Role.PREFILL] * prefill + [Role.DECODE] * decode
         names = [await turning.add(role) for role in roles]

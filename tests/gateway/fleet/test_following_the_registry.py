@@ -15,7 +15,7 @@ from tests.gateway.fleet.small_fleet import PROMPT, P, fleet_of, names, silent
 
 from baton.core.ids import Epoch, ReplicaId, new_epoch
 from baton.core.replicas import Membership, ReportIntervals, Role, StartingReplica
-from baton.gateway.fleet import fleet as fleet_module
+from baton.gateway.fleet import registry_follower
 from baton.gateway.fleet.fleet import Fleet
 from baton.proto.channel_options import CHANNEL_OPTIONS, ChannelOptions
 from baton.proto.channels import Channels
@@ -43,7 +43,7 @@ async def following(
     registry: UnreliableRegistry, channels: Channels | None = None
 ) -> AsyncIterator[Fleet]:
     fleet = Fleet(new_epoch(), lambda: None, channels or Channels())
-    task = asyncio.create_task(fleet.follow(registry))
+    task = asyncio.create_task(registry_follower.follow(registry, fleet))
     try:
         yield fleet
     finally:
@@ -56,7 +56,7 @@ async def following(
 async def test_the_fleet_stays_as_it_was_while_the_registry_is_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fleet_module, "REGISTRY_RETRY_S", 0.0)
+    monkeypatch.setattr(registry_follower, "REGISTRY_RETRY_S", 0.0)
     registry = UnreliableRegistry(snapshot(P), *[ConnectionError("the head is away")] * 3)
     async with following(registry) as fleet:
         await until(lambda: len(registry.asked) == 5)
@@ -67,7 +67,7 @@ async def test_the_fleet_stays_as_it_was_while_the_registry_is_away(
 async def test_the_fleet_hears_the_news_once_the_registry_is_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fleet_module, "REGISTRY_RETRY_S", 0.0)
+    monkeypatch.setattr(registry_follower, "REGISTRY_RETRY_S", 0.0)
     later = make_replica("later", role=Role.PREFILL)
     registry = UnreliableRegistry(snapshot(P), ConnectionError("away"), snapshot(P, later))
     async with following(registry) as fleet:
@@ -100,7 +100,7 @@ async def test_a_replica_that_cannot_be_met_keeps_nobody_from_the_others() -> No
 async def test_a_snapshot_that_cannot_be_followed_is_asked_for_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fleet_module, "REGISTRY_RETRY_S", 0.0)
+    monkeypatch.setattr(registry_follower, "REGISTRY_RETRY_S", 0.0)
     unreadable = replace(snapshot(P), replicas=(None,))  # type: ignore[arg-type]
     registry = UnreliableRegistry(unreadable, snapshot(P))
     async with following(registry) as fleet:
@@ -141,8 +141,8 @@ async def test_those_that_are_heard_seldom_are_given_the_time_to_report_to_a_new
 
 
 async def test_a_registry_that_hangs_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_module, "WATCH_TIMEOUT_S", 0.01)
-    monkeypatch.setattr(fleet_module, "REGISTRY_RETRY_S", 0.0)
+    monkeypatch.setattr(registry_follower, "WATCH_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(registry_follower, "REGISTRY_RETRY_S", 0.0)
     registry = UnreliableRegistry()
     async with following(registry):
         await until(lambda: len(registry.asked) >= 2)
