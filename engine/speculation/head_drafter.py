@@ -4,17 +4,18 @@ EAGLE), or all at once (P-EAGLE).
     known tokens     a b c d                 the model has computed a b c; d was drawn
     features         A B C                   what it computed of them
     pairs            (A b) (B c) (C d)       the head's, with an entry in its KV each
-    draft            x  from (C d), y from (C' x), z from (C'' y)     primes: the head's own outputs
-    next, x right    (D x) is computed over (C' x), and so on
-    at once          x from (C d), y from a mask behind it, z from another
+    draft            x y z                   behind (C d)
+    next, x right    (D x) is computed over the pair of the draft's x, and so on
 
-Pairs of verified tokens stay in the head's KV, in blocks of its own; those of drafts are
-overwritten. Where features are kept with the KV (`FeaturePlane`), those of a request are read when
-the head first drafts for it, whoever computed them. What it finds nowhere it never sees
-(`num_missing`): rotary positions are relative, so it goes on as if the first token that it saw were
-the first of the text. A prompt that shares a prefix with another one that was read whole finds its
-pairs, named by the tokens. Features that find no block wait until there are `MIN_READ` of them, and
-are then dropped as if they had not been shown.
+`HeadDrafter` decides which features the head reads, and when. `HeadReading` is how far the head has
+read one request; `HeadPasses` runs the head.
+
+Where features are kept with the KV (`FeaturePlane`), those of a request are read when the head
+first drafts for it, whoever computed them. Features that are found nowhere are missing
+(`num_missing`): rotary positions are relative, so the head goes on as if the first token that it
+saw were the first of the text. A prompt that shares a prefix with another one that was read whole
+finds its pairs, named by the tokens. Features that find no block wait until there are `MIN_READ` of
+them, and are then dropped as if they had not been shown.
 
 While drafting is paused nothing is read. Features that are kept are read when their request is
 drafted for again; where none are kept, the outputs of the last `NUM_SHOWN` passes wait.
@@ -24,21 +25,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from baton.engine.batch.batch import Chunk
 from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.memory.kv_cache import KvCache
-from baton.engine.models.heads.draft_head import DraftHead, Mask
+from baton.engine.models.heads.draft_head import DraftHead
 from baton.engine.models.skeleton.taps import AuxHiddenStates
-from baton.engine.passes.taped_head import TapedHead, run_head
+from baton.engine.passes.taped_head import TapedHead
 from baton.engine.request.request import Phase, Request
 from baton.engine.speculation.drafter import Draft
 from baton.engine.speculation.feature_plane import FeaturePlane
-from baton.engine.speculation.growing_draft import GrowingDraft, grow, grow_at_once
+from baton.engine.speculation.growing_draft import GrowingDraft
+from baton.engine.speculation.head_passes import HeadPasses
+from baton.engine.speculation.head_reading import HeadReading, pair_salt
 from baton.engine.speculation.hidden_reader import Shown, tails
 
 MIN_READ = 64
@@ -46,95 +47,8 @@ MIN_READ = 64
 NUM_SHOWN = 16
 """Last passes of a rest that are shown: enough to draft by, and with 64 each trial of a head that
 does not pay would lose two or three steps more."""
-MAX_READ = 2048
-"""Features that the head reads at once: they need not fit into memory together. As many of those
-that are kept are read in one step, so that a long prompt does not hold up the others."""
-
-
-@dataclass(slots=True, eq=False)
-class _Reading:
-    """What the head has of one request."""
-
-    request: Request
-    num_pairs: int
-    """Pairs of verified tokens in the head's KV."""
-    num_named: int
-    skipped: int = 0
-    """The position of a token less the place of its pair: so many tokens are missing."""
-    num_rows: int = 0
-    """Joined features that have no pair in its KV yet."""
-    _pieces: list[Tensor] = field(init=False, default_factory=list)
-    """They, end to end: to put them together in each step would take longer than to draft."""
-    num_told: int = 0
-    """Missing tokens that have been counted already."""
-    is_nameable: bool = field(init=False, default=True)
-    """No token was skipped: its KV is what the tokens say."""
-
-    @property
-    def rows(self) -> Tensor:
-        """[n, D]"""
-        if len(self._pieces) != 1:
-            self._pieces = [torch.cat(self._pieces)]
-        return self._pieces[0]
-
-    @rows.setter
-    def rows(self, rows: Tensor) -> None:
-        self._pieces, self.num_rows = [rows], len(rows)
-
-    @property
-    def position(self) -> int:
-        """Position of the first of `rows`."""
-        return self.skipped + self.num_pairs
-
-    @property
-    def end(self) -> int:
-        """The position behind the last of `rows`."""
-        return self.position + self.num_rows
-
-    def add(self, start: int, rows: Tensor) -> None:
-        """Add the features [n, D] of the tokens from `start` on, in the place of those of
-        drafts."""
-        first = self.position
-        if start == self.end:
-            self._pieces.append(rows)
-            self.num_rows += len(rows)
-        elif start > self.end:
-            self._skip(start - first)
-            self.rows = rows
-        elif start >= first:
-            self.rows = torch.cat((self.rows[: start - first], rows))
-        elif start + len(rows) > first:
-            self.rows = rows[first - start :]
-
-    def cut(self, end: int) -> None:
-        """What it has from position `end` on is of drafts."""
-        if self.num_rows:
-            self.rows = self.rows[: max(0, end - self.position)]
-
-    def drop(self, num_rows: int) -> None:
-        """The first of them, for good."""
-        self._skip(num_rows)
-        self.rows = self.rows[num_rows:].clone()
-
-    def _skip(self, num_tokens: int) -> None:
-        self.skipped += num_tokens
-        self.is_nameable = False
-
-    def num_ready(self) -> int:
-        """Rows of known tokens with a known one behind them."""
-        return min(self.num_rows, len(self.request.tokens) - 1 - self.position)
-
-    def chunk(
-        self, num_rows: int, masks: Sequence[Mask], blocks: Sequence[int], num_outputs: int
-    ) -> Chunk:
-        start = self.position + 1
-        known = self.request.tokens[start : start + num_rows]
-        return Chunk(
-            tokens=[*known, *[mask.token for mask in masks]],
-            start=self.num_pairs,
-            blocks=blocks,
-            num_outputs=num_outputs,
-        )
+MAX_RECALLED = 2048
+"""Kept features that are read in one step, so that a long prompt does not hold up the others."""
 
 
 class HeadDrafter:
@@ -153,34 +67,31 @@ class HeadDrafter:
     ) -> None:
         """`cache` is nobody else's, and that of `taped`; `eos_token_ids` are the model's.
         `has_own_noise`: see `grow`."""
-        self._has_own_noise = has_own_noise
         self.name = name
         self.num_missing = 0
         self.num_recalled = 0
         self.taps = AuxHiddenStates(head.taps) if head.taps else None
+        self.drafts_at_once = head.mask() is not None
+        """Whether a deeper draft takes hardly longer."""
+        self.is_taped = taped is not None
+        """Whether its short passes are played without Python."""
         self._head = head
-        self._mask = head.mask()
-        self._cache = cache
-        self._taped = taped
-        self._eos_token_ids = eos_token_ids
         self._pool = BlockPool(cache)
-        self._readings: dict[Request, _Reading] = {}
+        self._passes = HeadPasses(
+            head,
+            cache,
+            self._pool,
+            eos_token_ids=eos_token_ids,
+            taped=taped,
+            has_own_noise=has_own_noise,
+        )
+        self._readings: dict[Request, HeadReading] = {}
         self._unread: deque[tuple[Sequence[Shown], Tensor]] = deque(maxlen=NUM_SHOWN)
         """What the last passes gave while drafting rested."""
         self._is_short = False
         """Somebody found no block since the last pass of the model."""
         self._features: FeaturePlane | None = None
         """Plane in which the features of the last pass were kept."""
-
-    @property
-    def drafts_at_once(self) -> bool:
-        """Whether a deeper draft takes hardly longer."""
-        return self._mask is not None
-
-    @property
-    def is_taped(self) -> bool:
-        """Whether its short passes are played without Python."""
-        return self._taped is not None
 
     @torch.inference_mode()
     def read(
@@ -205,7 +116,7 @@ class HeadDrafter:
         if self._is_short:
             self._forget_who_was_preempted()
         self._add_unread()
-        many: list[_Reading] = []
+        many: list[HeadReading] = []
         for each, rows in zip(shown, _split(shown, joined), strict=True):
             reading = self._add(each, rows)
             if reading is None:
@@ -213,7 +124,7 @@ class HeadDrafter:
             if self._may_read(reading):
                 many.append(reading)
             self._tell_missing(reading)
-        self._catch_up(many)
+        self._passes.catch_up(many)
 
     def _add_unread(self) -> None:
         if not self._unread:
@@ -233,7 +144,7 @@ class HeadDrafter:
             if reading is not None and start < reading.end:
                 reading.cut(start)
 
-    def _add(self, shown: Shown, rows: Tensor) -> _Reading | None:
+    def _add(self, shown: Shown, rows: Tensor) -> HeadReading | None:
         """None if it is drafted for never, nothing was shown, or it is read when drafted for."""
         if shown.request.embedding is not None or not shown.num_rows:
             return None
@@ -247,7 +158,7 @@ class HeadDrafter:
     @torch.inference_mode()
     def propose(self, requests: Sequence[Request], max_tokens: int) -> list[Draft]:
         drafts = [GrowingDraft(request) for request in requests]
-        readings: list[_Reading] = []
+        readings: list[HeadReading] = []
         growing: list[GrowingDraft] = []
         for draft in drafts:
             reading = self._readings.get(draft.request)
@@ -255,7 +166,7 @@ class HeadDrafter:
                 readings.append(reading)
                 growing.append(draft)
         if readings:
-            self._draft(readings, growing, max_tokens)
+            self._passes.draft(readings, growing, max_tokens)
         return [draft.done() for draft in drafts]
 
     def forget(self, request: Request) -> None:
@@ -273,19 +184,19 @@ class HeadDrafter:
             self.forget(request)
         self._is_short = False
 
-    def _begin(self, request: Request) -> _Reading:
+    def _begin(self, request: Request) -> HeadReading:
         """Begin with the pairs that are cached; blocks for others are taken when there are
         features."""
-        num_cached = self._pool.hold_cached(request.holder, request.tokens[1:], _salt(request))
-        reading = _Reading(request, num_cached, num_cached)
+        num_cached = self._pool.hold_cached(request.holder, request.tokens[1:], pair_salt(request))
+        reading = HeadReading(request, num_cached, num_cached)
         self._readings[request] = reading
         return reading
 
     @torch.inference_mode()
     def recall(self, requests: Sequence[Request], features: FeaturePlane | None) -> None:
-        """Read kept features of computed tokens that were not read yet, `MAX_READ` in all; requests
-        that are not up to date then are not drafted for."""
-        self._features, num_left = features, MAX_READ
+        """Read kept features of computed tokens that were not read yet, `MAX_RECALLED` in all;
+        requests that are not up to date then are not drafted for."""
+        self._features, num_left = features, MAX_RECALLED
         if features is None:
             return
         for request in requests:
@@ -301,10 +212,10 @@ class HeadDrafter:
             num_left -= stop - start
             self.num_recalled += len(rows)
             if self._may_read(reading):
-                self._catch_up([reading])
+                self._passes.catch_up([reading])
             self._tell_missing(reading)
 
-    def _may_read(self, reading: _Reading) -> bool:
+    def _may_read(self, reading: HeadReading) -> bool:
         """There is much to be read, and room for it; without room it is dropped."""
         num_ready = reading.num_ready()
         if num_ready <= MIN_READ:
@@ -314,11 +225,11 @@ class HeadDrafter:
             reading.drop(num_ready - 1)
         return has_room
 
-    def _tell_missing(self, reading: _Reading) -> None:
+    def _tell_missing(self, reading: HeadReading) -> None:
         self.num_missing += reading.skipped - reading.num_told
         reading.request.num_draft_missing = reading.num_told = reading.skipped
 
-    def _may_draft(self, reading: _Reading, max_tokens: int) -> bool:
+    def _may_draft(self, reading: HeadReading, max_tokens: int) -> bool:
         """Whether the head was shown all known tokens, and has room for the draft."""
         num_ready = reading.num_ready()
         is_up_to_date = reading.position + num_ready == len(reading.request.tokens) - 1
@@ -326,97 +237,10 @@ class HeadDrafter:
             num_ready > 0 and is_up_to_date and self._has_room(reading, num_ready + max_tokens - 1)
         )
 
-    def _has_room(self, reading: _Reading, num_more: int) -> bool:
+    def _has_room(self, reading: HeadReading, num_more: int) -> bool:
         has_room = self._pool.grow(reading.request.holder, reading.num_pairs + num_more)
         self._is_short |= not has_room
         return has_room
-
-    def _catch_up(self, readings: Sequence[_Reading]) -> None:
-        """Let the head read all that is ready but the last, which the next draft begins from."""
-        behind = [reading for reading in readings if reading.num_ready() > 1]
-        while behind:
-            counts, num_left = [], MAX_READ
-            for reading in behind:
-                counts.append(min(reading.num_ready() - 1, num_left))
-                num_left -= counts[-1]
-            counts = [count for count in counts if count]
-            self._pass(behind[: len(counts)], counts, num_outputs=0)
-            behind = [reading for reading in behind if reading.num_ready() > 1]
-
-    def _draft(
-        self, readings: Sequence[_Reading], drafts: Sequence[GrowingDraft], max_tokens: int
-    ) -> None:
-        if sum(reading.num_ready() for reading in readings) > MAX_READ:
-            self._catch_up(readings)
-        counts = [reading.num_ready() for reading in readings]
-        if self._mask is not None:
-            hidden = self._pass(readings, counts, num_outputs=max_tokens)
-            logits = self._head.logits(hidden)
-            logits = logits.view(len(readings), max_tokens, logits.shape[-1])
-            grow_at_once(drafts, logits, self._eos_token_ids, has_own_noise=self._has_own_noise)
-            return
-        hidden = self._pass(readings, counts, num_outputs=1)
-        for depth in range(max_tokens):
-            going = grow(
-                drafts,
-                self._head.logits(hidden),
-                self._eos_token_ids,
-                has_own_noise=self._has_own_noise,
-            )
-            if not going or depth == max_tokens - 1:
-                return
-            if len(going) < len(drafts):
-                readings = [readings[row] for row in going]
-                drafts = [drafts[row] for row in going]
-                hidden = hidden[going]
-            chunks = [
-                Chunk(
-                    tokens=draft.tokens[-1:],
-                    start=reading.num_pairs + depth,
-                    blocks=self._pool.table(reading.request.holder),
-                    num_outputs=1,
-                )
-                for reading, draft in zip(readings, drafts, strict=True)
-            ]
-            hidden = self._run(chunks, hidden)
-
-    def _pass(
-        self, readings: Sequence[_Reading], counts: Sequence[int], *, num_outputs: int
-    ) -> Tensor:
-        """Let the head read the first rows of each; what it gave of the last of them, if wanted,
-        and of as many masks behind it as there are further outputs."""
-        masks = [] if self._mask is None else [self._mask] * (num_outputs - 1)
-        chunks, rows = [], []
-        for reading, count in zip(readings, counts, strict=True):
-            blocks = self._pool.table(reading.request.holder)
-            chunks.append(reading.chunk(count, masks, blocks, num_outputs))
-            rows += [reading.rows[:count], *[mask.row for mask in masks]]
-        hidden = self._run(chunks, rows[0] if len(rows) == 1 else torch.cat(rows))
-        for reading, count in zip(readings, counts, strict=True):
-            reading.rows = reading.rows[count:]
-            reading.num_pairs += count
-            self._name(reading)
-        return hidden
-
-    def _run(self, chunks: Sequence[Chunk], hidden: Tensor) -> Tensor:
-        """[S, D] of the rows that are wanted."""
-        if self._taped is not None and self._taped.fits(chunks):
-            return self._taped.forward(chunks, hidden)
-        return run_head(self._head, self._cache, chunks, hidden)
-
-    def _name(self, reading: _Reading) -> None:
-        """Blocks that are full of verified pairs may be found by others."""
-        block_size = self._cache.layout.block_size
-        num_full = reading.num_pairs // block_size * block_size
-        if reading.is_nameable and num_full > reading.num_named:
-            request = reading.request
-            self._pool.commit(request.holder, request.tokens[1:], num_full, _salt(request))
-            reading.num_named = num_full
-
-
-def _salt(request: Request) -> bytes:
-    """Names of pairs are of the tokens from the second on: the first is told here."""
-    return request.salt + request.tokens[0].to_bytes(8, "little")
 
 
 def _split(shown: Sequence[Shown], rows: Tensor) -> Sequence[Tensor]:

@@ -16,7 +16,7 @@ from baton.core.messages import Pooling
 from baton.core.sampling import SamplingParams
 from baton.engine.passes.echo import EchoRunner, echo_output
 from baton.engine.request.request import Request
-from baton.engine.speculation import head_drafter
+from baton.engine.speculation import head_drafter, head_passes
 from baton.engine.speculation.feature_keeper import FeatureKeeper, keeping
 from baton.engine.speculation.head_drafter import HeadDrafter
 
@@ -58,7 +58,8 @@ def test_features_that_came_with_a_long_prompt_are_read_beside_several_passes(
         return read(head, hidden, *others)  # type: ignore[arg-type]
 
     monkeypatch.setattr(EchoHead, "__call__", watched)
-    monkeypatch.setattr(head_drafter, "MAX_READ", max_read)
+    monkeypatch.setattr(head_drafter, "MAX_RECALLED", max_read)
+    monkeypatch.setattr(head_passes, "MAX_READ", max_read)
     prompt = [(13 * at) % 500 for at in range(203)]
     engine, other = make_engine(features=FEATURES), make_engine(features=FEATURES)
     head = with_head(engine)

@@ -15,8 +15,9 @@ from baton.engine.config import SchedulerConfig
 from baton.engine.models.heads.medusa import MedusaHeads
 from baton.engine.passes.echo import echo_output
 from baton.engine.request.request import Request
-from baton.engine.speculation import head_drafter
+from baton.engine.speculation import head_passes
 from baton.engine.speculation.head_drafter import HeadDrafter
+from baton.engine.speculation.head_reading import pair_salt
 from baton.engine.speculation.medusa_drafter import MedusaDrafter
 
 
@@ -114,7 +115,7 @@ def test_a_head_reads_no_more_at_once_than_it_may(monkeypatch: pytest.MonkeyPatc
         return read(head, hidden, *others)  # type: ignore[arg-type]
 
     monkeypatch.setattr(EchoHead, "__call__", watched)
-    monkeypatch.setattr(head_drafter, "MAX_READ", 40)
+    monkeypatch.setattr(head_passes, "MAX_READ", 40)
     engine = make_engine()
     head = with_head(engine)
     requests = [make_request(str(at), range(100 * at, 100 * at + 90)) for at in range(3)]
@@ -157,5 +158,5 @@ def test_what_a_head_read_of_outputs_that_are_not_finite_is_left_to_nobody(
     (report,) = run(engine)
 
     assert report.outputs[0].error is not None
-    assert not drafter._pool.num_cached(request.tokens[1:], head_drafter._salt(request))
-    assert not any(plane.any() for plane in drafter._cache.planes)
+    assert not drafter._pool.num_cached(request.tokens[1:], pair_salt(request))
+    assert not any(plane.any() for plane in drafter._passes._cache.planes)

@@ -7,8 +7,8 @@ from tests.engine.speculation.headed_engines import Never, ask, head_of, running
 
 from baton.core.sampling import SamplingParams
 from baton.engine.request.request import Phase
-from baton.engine.speculation import head_drafter
 from baton.engine.speculation.head_drafter import MIN_READ, HeadDrafter
+from baton.engine.speculation.head_reading import pair_salt
 
 
 def test_without_blocks_of_its_own_the_head_says_nothing() -> None:
@@ -42,7 +42,7 @@ def test_features_that_find_no_block_are_dropped_and_named_for_nobody() -> None:
     assert second.num_draft_missing > MIN_READ
     assert drafter.num_missing >= first.num_draft_missing + second.num_draft_missing
     assert engine.stats.num_accepted == engine.stats.num_drafted > 30
-    assert not drafter._pool.num_cached(second.tokens[1:], head_drafter._salt(second))
+    assert not drafter._pool.num_cached(second.tokens[1:], pair_salt(second))
 
 
 def test_a_head_without_blocks_takes_those_of_who_was_preempted() -> None:

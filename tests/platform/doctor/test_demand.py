@@ -81,7 +81,7 @@ def test_heads_and_features_are_counted_as_the_engine_has_them(method: str) -> N
     (file,) = built_in_folder(method).glob("*.safetensors")
     own = 4 * sum(tensor.numel() for tensor in load_file(file).values())
     if isinstance(reader, HeadDrafter):
-        own += sum(plane.nbytes for plane in reader._cache.planes)
+        own += sum(plane.nbytes for plane in reader._passes._cache.planes)
     if engine.features is not None:
         assert isinstance(engine.runner.cache, KvCache) and engine.runner.cache.features is not None
         own += engine.runner.cache.features.nbytes * 170 // 100
