@@ -24,9 +24,9 @@ from tests.gateway.fleet.scripted_replica import snapshot
 from baton.core.ids import new_request_id
 from baton.core.replicas import Capacity, ReplicaInfo
 from baton.core.sampling import SamplingParams
-from baton.gateway.fleet.decode_link import DecodeLink
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
-from baton.gateway.fleet.replica_link import ReplicaLink
+from baton.gateway.fleet.links.decode_link import DecodeLink
+from baton.gateway.fleet.links.replica_link import ReplicaLink
 from baton.gateway.requests.generations.generation import Generation
 from baton.platform.machine.interpreter import spare_what_is_made, spare_what_stays
 from baton.proto import replica_pb2 as pb

@@ -226,7 +226,7 @@ WALL_CLOCK = re.compile(
     r"|\bCLOCK_REALTIME\b|\btime\.(?:localtime|gmtime|ctime)\b|\bimport time_ns\b"
     r"|\bfrom time import .*\btime\b"
 )
-DATES = {"gateway/fleet/decision_log.py", "platform/replica/examination.py"}
+DATES = {"gateway/fleet/placement/decision_log.py", "platform/replica/examination.py"}
 """When something was decided, for people; clocks, for `baton doctor` to compare."""
 
 

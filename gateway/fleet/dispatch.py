@@ -23,19 +23,19 @@ from baton.core.messages import GenerateRequest, ParkedStream
 from baton.core.metrics import Counter, Family, gauge
 from baton.core.parking import TakeStream
 from baton.gateway.access.api_keys import BACKGROUND
-from baton.gateway.fleet.admission import AdmissionQueue
-from baton.gateway.fleet.admission_line import AdmissionTicket
-from baton.gateway.fleet.decision_log import DecisionLog, FirstToken, PlacementRecord
 from baton.gateway.fleet.draining import drain, flip, reset_prefix_cache, undrain
 from baton.gateway.fleet.fleet import Fleet
 from baton.gateway.fleet.fleet_report import knowledge_families, leaks_report, status_report
-from baton.gateway.fleet.placed import Placed
-from baton.gateway.fleet.placement_queue import PlacementAttempt, PlacementQueue
-from baton.gateway.fleet.registry_follower import RegistryClient, follow
-from baton.gateway.fleet.replica_link import ReplicaLink
-from baton.gateway.fleet.replica_wait import ReplicaWait
-from baton.gateway.fleet.resumed_request import ResumedRequest
-from baton.gateway.fleet.running_request import RunningRequest, first_request
+from baton.gateway.fleet.links.replica_link import ReplicaLink
+from baton.gateway.fleet.membership.registry_follower import RegistryClient, follow
+from baton.gateway.fleet.placement.admission import AdmissionQueue
+from baton.gateway.fleet.placement.admission_line import AdmissionTicket
+from baton.gateway.fleet.placement.decision_log import DecisionLog, FirstToken, PlacementRecord
+from baton.gateway.fleet.placement.placed import Placed
+from baton.gateway.fleet.placement.placement_queue import PlacementAttempt, PlacementQueue
+from baton.gateway.fleet.placement.replica_wait import ReplicaWait
+from baton.gateway.fleet.running.resumed_request import ResumedRequest
+from baton.gateway.fleet.running.running_request import RunningRequest, first_request
 from baton.gateway.fleet.traffic import Traffic, TrafficReport, speeds_of
 from baton.gateway.requests.generations.generation import (
     DecodeRoom,
@@ -82,7 +82,7 @@ class ReplicaDispatcher:
         meter = RateMeter(routing.pull_rates)
         self.fleet = Fleet(self.epoch, self._on_fleet_change, channels or Channels(), meter, clock)
         self._replica_wait = ReplicaWait(self.fleet, no_replica_grace_s, cold_start_s)
-        self._placer = Placer(routing, self.fleet.num_cached, self.fleet.lookup)
+        self._placer = Placer(routing, self.fleet.matches.num_tokens, self.fleet.matches.lookup)
         self._log = DecisionLog(self.fleet, routing.name, kept_decisions, clock)
         self._traffic = Traffic(clock)
         self._attempts: dict[RequestId, PlacementAttempt] = {}
@@ -158,7 +158,7 @@ class ReplicaDispatcher:
             time_left_s: float | None,
         ) -> None:
             asked_s = self._clock()
-            for _ in prompt.make(self.fleet.layouts):
+            for _ in prompt.make(self.fleet.loads.layouts):
                 await asyncio.sleep(0)  # the list may be long: let other tasks run in between
 
             asked = PlacementRecord(
@@ -243,10 +243,10 @@ class ReplicaDispatcher:
 
     async def estimate(self, generation: Generation) -> Estimate:
         prompt = PromptNames(generation.prompt, generation.salt)
-        for _ in prompt.make(self.fleet.layouts):
+        for _ in prompt.make(self.fleet.loads.layouts):
             await asyncio.sleep(0)
         request = first_request(generation)
-        names, near = names_of(request, prompt), self.fleet.where_runs(generation.near)
+        names, near = names_of(request, prompt), self.fleet.loads.where_runs(generation.near)
         asked = replace(
             placement_request(request, request.prompt, near=near),
             session=generation.session,

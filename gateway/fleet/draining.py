@@ -105,7 +105,7 @@ def _idlest(fleet: Fleet, role: Role) -> ReplicaInfo:
         raise InvalidRequest(f"no {role} replica takes requests", field="replica")
 
     def num_requests(info: ReplicaInfo) -> int:
-        candidate = fleet.candidate(info.epoch)
+        candidate = fleet.loads.candidate(info.epoch)
         return 0 if candidate is None else candidate.num_running + len(candidate.open)
 
     return min(ready, key=num_requests)

@@ -8,7 +8,7 @@ caches (`KvKnowledge`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import grpc.aio
@@ -16,24 +16,11 @@ import grpc.aio
 from baton.core.ids import Epoch
 from baton.core.metrics import Family, Kind, Sample
 from baton.core.replicas import ReplicaInfo
+from baton.gateway.fleet.links.kv_watch import KvKnowledge
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import explain
 
 Inspections = Mapping[Epoch, pb.InspectReply | Exception]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvKnowledge:
-    """How well a gateway follows the prefix cache of one replica."""
-
-    num_blocks: int = 0
-    """Blocks of the replica in this gateway's index."""
-    num_events: int = 0
-    num_gaps: int = 0
-    """Times that cache events were missing."""
-    num_resyncs: int = 0
-    """Snapshots after the first."""
-    is_synced: bool = False
 
 
 Knowledge = Mapping[Epoch, KvKnowledge]

@@ -17,7 +17,7 @@ from baton.core.ids import Epoch, RequestId
 from baton.core.step_times import StepTimes
 
 if TYPE_CHECKING:  # readers of reports need no links
-    from baton.gateway.fleet.replica_link import ReplicaLink
+    from baton.gateway.fleet.links.replica_link import ReplicaLink
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from baton.core.ids import Epoch
 from baton.gateway.access.config import GatewayConfig
 from baton.gateway.access.rate_limits import RateLimits
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
-from baton.gateway.fleet.registry_follower import RegistryClient
+from baton.gateway.fleet.membership.registry_follower import RegistryClient
 from baton.gateway.requests.reporting import CallWatch, Reporting
 from baton.gateway.server import GatewayServer
 from baton.gateway.text.served_model import ServedModel

@@ -11,7 +11,8 @@ few; what is new of one is told at once all the same. Those that are heard seldo
 whose end is the registry's to notice. News that come together are told together.
 
 A restarted registry knows nobody. Its new incarnation and young age say so, and
-`gateway/fleet/membership.py` removes nothing on its word until everybody had time to report again.
+`gateway/fleet/membership/membership.py` removes nothing on its word until everybody had time to
+report again.
 """
 
 from __future__ import annotations

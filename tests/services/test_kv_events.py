@@ -17,7 +17,7 @@ from baton.core.ids import Epoch, ReplicaId
 from baton.core.metrics import exposition
 from baton.core.replicas import Membership, ReplicaInfo
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
-from baton.gateway.fleet.kv_watch import KvWatch
+from baton.gateway.fleet.links.kv_watch import KvWatch
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
 from baton.proto.kv_events_wire import kv_events_from_proto

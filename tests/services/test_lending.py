@@ -17,8 +17,8 @@ from baton.core.ids import Epoch, ReplicaId, RequestId, TransferId
 from baton.core.messages import PrefillRequest
 from baton.core.replicas import Capacity, Demand, ReplicaInfo, Role
 from baton.core.step_times import StepTimes
-from baton.gateway.fleet.prefill_link import PrefillLink
-from baton.gateway.fleet.replica_link import Listener
+from baton.gateway.fleet.links.prefill_link import PrefillLink
+from baton.gateway.fleet.links.replica_link import Listener
 from baton.prefill_service.lending import MIN_CHUNKS, Lending, lending_budget
 from baton.prefill_service.open_prompts import OpenPrompts
 from baton.prefill_service.session import PrefillSession

@@ -38,7 +38,7 @@ async def two_turns(fleet: Fleet, rates: PullRates | None = None) -> tuple[int, 
     num_whole = (len(had) - 1) // BLOCK * BLOCK
     await known_somewhere(fleet, num_whole)
     if rates is not None:
-        fleet.dispatcher.fleet.meter = RateMeter(rates)  # whatever the first has shown
+        fleet.dispatcher.fleet.loads.meter = RateMeter(rates)  # whatever the first has shown
     second = await fleet.ask(had + LATER, GREEDY)
     await fleet.assert_nothing_is_held()
     assert second.receipt.computed_tokens == len(had + LATER) - num_whole + len(second.tokens) - 1

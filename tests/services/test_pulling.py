@@ -263,7 +263,7 @@ async def test_the_router_names_who_has_the_prefix() -> None:
             while index.num_blocks(epoch) < NUM_FULL // size:
                 await asyncio.sleep(0.005)
         slow_to_compute = RateMeter(PullRates(min_tokens=8, tokens_per_s=1.0))
-        fleet.dispatcher.fleet.meter = slow_to_compute
+        fleet.dispatcher.fleet.loads.meter = slow_to_compute
         fleet.replicas[knows].worker.begin_drain()  # so that the other is chosen
         async with asyncio.timeout(60):
             while not any(link.is_draining for link in fleet.dispatcher.fleet.connected):

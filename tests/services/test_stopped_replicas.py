@@ -41,7 +41,7 @@ async def test_a_prompt_in_flight_at_a_stopped_prefill_replica_is_computed_elsew
     with replica_process(Role.PREFILL, step_s=2.0) as process:
         async with running_fleet(prefill=0) as fleet:
             await meet(fleet, process)
-            candidate = fleet.dispatcher.fleet.candidate(process.info.epoch)
+            candidate = fleet.dispatcher.fleet.loads.candidate(process.info.epoch)
             assert candidate is not None
 
             asking = asyncio.create_task(fleet.ask(PROMPT))

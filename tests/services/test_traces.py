@@ -22,7 +22,7 @@ from baton.core.tracing import NO_TRACES
 from baton.engine.request.step_report import StepReport
 from baton.engine.step_hooks import ALONE, StepHooks
 from baton.gateway.access.config import GatewayConfig
-from baton.gateway.fleet.running_request import RunningRequest
+from baton.gateway.fleet.running.running_request import RunningRequest
 from baton.gateway.requests.generations.generation import Generation
 from baton.gateway.requests.reporting import Reporting
 from baton.gateway.server import GatewayServer

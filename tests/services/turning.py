@@ -16,7 +16,7 @@ from baton.core.ids import Epoch, ReplicaId
 from baton.core.replicas import ReplicaInfo, Role, StartingReplica
 from baton.engine.engine import Engine
 from baton.engine.speculation.assemble import speculation_of
-from baton.gateway.fleet.registry_follower import follow
+from baton.gateway.fleet.membership.registry_follower import follow
 from baton.platform.config.deployment import override
 from baton.platform.registry.registry import Registry
 from baton.platform.replica.assignment import Assignment

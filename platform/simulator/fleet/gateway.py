@@ -17,7 +17,7 @@ from baton.core.ids import Epoch
 from baton.core.kv_events import KvEvents
 from baton.core.replicas import Capacity, Role
 from baton.gateway.access.rate_limits import RateLimits
-from baton.gateway.fleet.admission_line import AdmissionLine, AdmissionTicket
+from baton.gateway.fleet.placement.admission_line import AdmissionLine, AdmissionTicket
 from baton.platform.simulator.fleet.event_queue import EventQueue
 from baton.platform.simulator.fleet.fleet_view import FleetView, Replica
 from baton.platform.simulator.fleet.setup import FleetSetup, Part

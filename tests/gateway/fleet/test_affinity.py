@@ -17,9 +17,9 @@ from baton.core.clock import monotonic
 from baton.core.ids import ReplicaId, RequestId
 from baton.core.replicas import Role
 from baton.engine.engine import Engine
-from baton.gateway.fleet.decode_link import DecodeLink
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
-from baton.gateway.fleet.replica_link import ReplicaLink
+from baton.gateway.fleet.links.decode_link import DecodeLink
+from baton.gateway.fleet.links.replica_link import ReplicaLink
 from baton.gateway.requests.generations.generation import Generation
 from baton.router.cache.prompt_names import PromptNames
 from baton.router.placer import Routing
@@ -172,7 +172,7 @@ async def test_the_same_prompt_is_prefilled_where_it_was_before(prefill_block_si
 
     async with running_fleet(prefill=2, decode=1, make_engine=engine) as fleet:
         first_listed = fleet.replicas["prefill-1"].info.epoch  # type: ignore[index]
-        candidate = fleet.dispatcher.fleet.candidate(first_listed)
+        candidate = fleet.dispatcher.fleet.loads.candidate(first_listed)
         assert candidate is not None
         busy = Prompt(number=-1, num_tokens=1000, arrived_s=0.0)
         candidate.book(busy, 0, monotonic())

@@ -33,8 +33,8 @@ from baton.core.messages import GenerateRequest, Pooling
 from baton.core.replicas import Role
 from baton.core.sampling import FinishReason
 from baton.gateway.fleet import dispatch as dispatch_module
-from baton.gateway.fleet.decision_log import DecisionLog
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
+from baton.gateway.fleet.placement.decision_log import DecisionLog
 from baton.gateway.requests.generations.generation import Generation
 from baton.router.cache.kv_index import KvIndex
 from baton.router.cache.prompt_names import PromptNames
@@ -185,7 +185,7 @@ async def test_who_waits_for_a_prefill_replica_is_told_how_far_it_is_and_what_it
     replica = ScriptedReplica("d", silent, silent)
     async with dispatching_to(replica) as dispatcher:
         await dispatcher.fleet.apply(snapshot(replica.info, PREFILL))
-        candidate = dispatcher.fleet.candidate(PREFILL.epoch)
+        candidate = dispatcher.fleet.loads.candidate(PREFILL.epoch)
         assert candidate is not None
         prompt = tuple(range(100))
         first = await dispatcher.start(replace(generation("first"), prompt=prompt))
@@ -218,7 +218,7 @@ async def test_a_line_is_looked_after_though_nothing_is_heard_and_only_while_som
 
         monkeypatch.setattr(dispatcher, "_on_fleet_change", look)
         await dispatcher.fleet.apply(snapshot(replica.info, PREFILL))
-        candidate = dispatcher.fleet.candidate(PREFILL.epoch)
+        candidate = dispatcher.fleet.loads.candidate(PREFILL.epoch)
         assert candidate is not None
         prompt = tuple(range(100))
         first = await dispatcher.start(replace(generation("first"), prompt=prompt))
@@ -263,7 +263,7 @@ async def test_an_attempt_that_cannot_be_followed_is_taken_back(
             await dispatcher.start(generation())
 
         [link] = dispatcher.fleet.connected
-        candidate = dispatcher.fleet.candidate(link.info.epoch)
+        candidate = dispatcher.fleet.loads.candidate(link.info.epoch)
         assert link.num_open == 0
         assert candidate is not None and not candidate.open
         await until(lambda: replica.cancelled)

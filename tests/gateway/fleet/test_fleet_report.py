@@ -12,11 +12,11 @@ from baton.gateway.fleet.fleet_report import (
     TERMS,
     Inspections,
     Knowledge,
-    KvKnowledge,
     knowledge_families,
     leaks_report,
     status_report,
 )
+from baton.gateway.fleet.links.kv_watch import KvKnowledge
 from baton.proto import replica_pb2 as pb
 from baton.proto.capacity_wire import capacity_to_proto
 

@@ -32,7 +32,7 @@ from baton.core.parking import TakeStream
 from baton.core.replicas import Role
 from baton.engine.engine import Engine
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
-from baton.gateway.fleet.running_request import first_request
+from baton.gateway.fleet.running.running_request import first_request
 from baton.gateway.resumable.streams import owner_of
 from baton.gateway.server import GatewayServer
 from baton.platform.security.connections import load_security

@@ -10,8 +10,8 @@ from tests.in_process_fleet import running_fleet
 
 from baton.core.errors import InvalidConfig
 from baton.core.ids import Epoch
-from baton.gateway.fleet import warm_up
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
+from baton.gateway.fleet.membership import warm_up
 from baton.platform.cluster import gateway_actor
 from baton.platform.cluster.gateway_actor import GatewayActor
 from baton.platform.config.deployment import DeploymentConfig

@@ -12,7 +12,7 @@ from baton.core.clock import ManualClock
 from baton.core.ids import Epoch, ReplicaId
 from baton.core.kv_layout import KvLayout
 from baton.core.replicas import Membership, MembershipUpdate, ReplicaInfo, Role, StartingReplica
-from baton.gateway.fleet.membership import merge
+from baton.gateway.fleet.membership.membership import merge
 from baton.platform.registry.follower import Follower
 from baton.platform.registry.journal import Journal
 from baton.platform.registry.registry import Registry

@@ -9,7 +9,7 @@ from tests.gateway.fleet.known_replicas import make_replica
 from baton.core.clock import ManualClock, monotonic
 from baton.core.ids import ReplicaId
 from baton.core.replicas import Role, StartingReplica
-from baton.gateway.fleet.registry_follower import WATCH_TIMEOUT_S
+from baton.gateway.fleet.membership.registry_follower import WATCH_TIMEOUT_S
 from baton.platform.registry.registry import LEFT_FOR_S, Registry
 from baton.platform.registry.starting import TTL_S as STARTING_TTL_S
 

@@ -16,7 +16,7 @@ from baton.core.clock import ManualClock
 from baton.core.errors import Unavailable
 from baton.core.ids import Epoch, ReplicaId
 from baton.core.replicas import Membership, ReplicaInfo, Role, StartingReplica
-from baton.gateway.fleet.membership import merge
+from baton.gateway.fleet.membership.membership import merge
 from baton.platform.registry import union_watch
 from baton.platform.registry.registry import Registry
 from baton.platform.registry.union import HEARD_S, MembershipUnion

@@ -1,0 +1,1 @@
+"""The streams to replicas: requests and tokens, reports and credits, cache events, commands."""

@@ -1,0 +1,97 @@
+"""Commands to replicas: drain, undrain, flip to the other role, drop the cache.
+
+From a drain command on, this gateway places nothing there, however late the replica reports it:
+
+    commanded --> its own report that it drains, which holds from then on ---> forgotten
+              --> another report, when all from before the command are here -> forgotten
+
+A replica may never report a short state, such as a change of roles that failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import grpc.aio
+
+from baton.core.clock import Clock
+from baton.core.ids import Epoch
+from baton.core.replicas import HEARTBEAT_S, Role
+from baton.gateway.fleet.links.links import Links
+from baton.gateway.fleet.links.replica_link import CapacityReport
+
+OLD_WORDS_S = 2 * HEARTBEAT_S
+"""Reports that arrive this much later were made after the command."""
+
+
+class ReplicaCommands:
+    """`epoch in commands`: it was commanded to drain, and has not reported that yet. `on_change` is
+    called with a replica that may get more, or less, than before.
+    """
+
+    def __init__(self, links: Links, on_change: Callable[[Epoch], None], clock: Clock) -> None:
+        self._links = links
+        self._on_change = on_change
+        self._clock = clock
+        self._told_at_s: dict[Epoch, float] = {}
+
+    def __contains__(self, epoch: object) -> bool:
+        return epoch in self._told_at_s
+
+    async def drain(self, epoch: Epoch, timeout_s: float = 2.0) -> int:
+        """Drain a replica; return its open requests. Raises AioRpcError."""
+        with self._empty_from_now_on(epoch):
+            return await self._links.calls(epoch).drain(timeout_s)
+
+    async def undrain(self, epoch: Epoch, timeout_s: float = 2.0) -> int:
+        """Undo a drain. Raises AioRpcError."""
+        num_open = await self._links.calls(epoch).undrain(timeout_s)
+        self._take_back(epoch)
+        return num_open
+
+    async def flip(self, epoch: Epoch, role: Role, timeout_s: float = 4.0) -> int:
+        """Make a replica take a role; return its open requests. Raises AioRpcError."""
+        calls = self._links.calls(epoch)
+        if role is not self._links[epoch].info.role:
+            with self._empty_from_now_on(epoch):
+                return await calls.flip(role, timeout_s)
+        num_open = await calls.flip(role, timeout_s)
+        self._take_back(epoch)
+        return num_open
+
+    async def reset_prefix_cache(self, epoch: Epoch, timeout_s: float = 4.0) -> int:
+        """Empty a replica's prefix cache; return the blocks dropped. Raises AioRpcError."""
+        if epoch not in self._links.watches:  # it has left, and took its cache along
+            return 0
+        return await self._links.calls(epoch).reset_prefix_cache(timeout_s)
+
+    def hear(self, epoch: Epoch, said: CapacityReport) -> None:
+        told_at_s, heard_at_s = self._told_at_s.get(epoch), said.heard_at_s
+        if told_at_s is None or said.capacity is None or heard_at_s is None:
+            return
+        if said.capacity.is_draining or heard_at_s > told_at_s + OLD_WORDS_S:
+            self.forget(epoch)
+
+    def forget(self, epoch: Epoch) -> None:
+        self._told_at_s.pop(epoch, None)
+
+    @contextmanager
+    def _empty_from_now_on(self, epoch: Epoch) -> Iterator[None]:
+        """Place nothing there while the command runs, and after it succeeded until the replica
+        reports."""
+        link = self._links.get(epoch)
+        is_news = epoch not in self and not (link is not None and link.is_draining)
+        if is_news:
+            self._told_at_s[epoch] = self._clock()
+            self._on_change(epoch)
+        try:
+            yield
+        except grpc.aio.AioRpcError:
+            if is_news:
+                self._take_back(epoch)
+            raise
+
+    def _take_back(self, epoch: Epoch) -> None:
+        self.forget(epoch)
+        self._on_change(epoch)

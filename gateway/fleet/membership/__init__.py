@@ -1,0 +1,1 @@
+"""Which replicas there are: the registry's snapshots, failed starts, and caches not known yet."""

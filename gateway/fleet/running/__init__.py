@@ -1,0 +1,1 @@
+"""Requests that have a place: their attempts, one after the other, and what these used."""
