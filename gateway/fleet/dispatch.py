@@ -1,6 +1,6 @@
 """Finds a replica for each request of this gateway among those that it knows.
 
-    start -> RunningRequest --place--> AdmissionQueue --> PlacementQueue, on the fleet's view
+    start -> RunningRequest --place--> WaitingRequests, until the placer finds a place on the fleet
                                 <----- Placed: an attempt, open on a decode replica
 
 A request waits here, never after an expensive prefill. The placer decides where it goes.
@@ -9,15 +9,14 @@ A request waits here, never after an expensive prefill. The placer decides where
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 from weakref import WeakValueDictionary
 
 from baton.core.clock import Clock, monotonic
-from baton.core.errors import DeadlineExceeded, Overloaded, Unavailable
+from baton.core.errors import Unavailable
 from baton.core.ids import Epoch, RequestId, new_epoch
 from baton.core.messages import GenerateRequest, ParkedStream
 from baton.core.metrics import Counter, Family, gauge
@@ -28,12 +27,12 @@ from baton.gateway.fleet.fleet import Fleet
 from baton.gateway.fleet.fleet_report import knowledge_families, leaks_report, status_report
 from baton.gateway.fleet.links.replica_link import ReplicaLink
 from baton.gateway.fleet.membership.registry_follower import RegistryClient, follow
-from baton.gateway.fleet.placement.admission import AdmissionQueue
 from baton.gateway.fleet.placement.admission_line import AdmissionTicket
 from baton.gateway.fleet.placement.decision_log import DecisionLog, FirstToken, PlacementRecord
 from baton.gateway.fleet.placement.placed import Placed
-from baton.gateway.fleet.placement.placement_queue import PlacementAttempt, PlacementQueue
+from baton.gateway.fleet.placement.placement_queue import PlacementAttempt
 from baton.gateway.fleet.placement.replica_wait import ReplicaWait
+from baton.gateway.fleet.placement.waiting_requests import WaitingRequests
 from baton.gateway.fleet.running.resumed_request import ResumedRequest
 from baton.gateway.fleet.running.running_request import RunningRequest, first_request
 from baton.gateway.fleet.traffic import Traffic, TrafficReport, speeds_of
@@ -54,9 +53,6 @@ from baton.router.fairness.slo import ObjectiveOutcome
 from baton.router.placement import placement_request
 from baton.router.placer import Placer, Routing
 
-LOOK_S = 0.25
-"""Seconds between retries of the line when nothing happens, since replicas may fall silent."""
-
 
 class ReplicaDispatcher:
     """The gateway's one dispatcher. `run` keeps it in touch with the registry."""
@@ -74,26 +70,31 @@ class ReplicaDispatcher:
     ) -> None:
         self.epoch: Epoch = new_epoch()
         self._clock = clock
-        self._queue: AdmissionQueue[PlacementAttempt] = AdmissionQueue(
-            max_waiting, routing.weights, clock, self._lets_pass
+        self.fleet = Fleet(
+            self.epoch,
+            lambda: self._waiting.on_fleet_change(),
+            channels or Channels(),
+            RateMeter(routing.pull_rates),
+            clock,
         )
-        self._has_changed = asyncio.Event()
-        self._will_place = False
-        meter = RateMeter(routing.pull_rates)
-        self.fleet = Fleet(self.epoch, self._on_fleet_change, channels or Channels(), meter, clock)
         self._replica_wait = ReplicaWait(self.fleet, no_replica_grace_s, cold_start_s)
         self._placer = Placer(routing, self.fleet.matches.num_tokens, self.fleet.matches.lookup)
         self._log = DecisionLog(self.fleet, routing.name, kept_decisions, clock)
         self._traffic = Traffic(clock)
-        self._attempts: dict[RequestId, PlacementAttempt] = {}
         self._in_background: set[RequestId] = set()
         """Background requests that have a place."""
         self._registries: Callable[[], list[dict[str, Any]]] | None = None
-        self._num_seeking = 0
-        """Interactive requests that have no place."""
         self._placed_by_request: WeakValueDictionary[RequestId, Placed] = WeakValueDictionary()
         """The current attempts; weak, since the requests own them."""
-        self._placement_queue = PlacementQueue(self.fleet, self._placer, self._log, clock)
+        self._waiting = WaitingRequests(
+            self.fleet,
+            self._placer,
+            self._log,
+            self._replica_wait,
+            max_waiting=max_waiting,
+            weights=routing.weights,
+            clock=clock,
+        )
         self._kept = Counter(
             "baton_gateway_slo_requests_total",
             "Requests with an objective that ended, by what of it was missed",
@@ -111,10 +112,10 @@ class ReplicaDispatcher:
         """Use these settings from now on; requests that have a place keep it. `cold_start_s`:
         seconds until a replica serves that is started for waiting requests (scale from zero)."""
         self._replica_wait.reconfigure(no_replica_grace_s, cold_start_s)
-        self._queue.reconfigure(max_waiting, routing.weights)
+        self._waiting.reconfigure(max_waiting, routing.weights)
         self._placer.reroute(routing)
         self._log.policy = routing.name
-        self._on_fleet_change()
+        self._waiting.on_fleet_change()
 
     async def run(
         self,
@@ -123,7 +124,7 @@ class ReplicaDispatcher:
     ) -> None:
         """`registries`: the state of each registry, for operators."""
         self._registries = registries
-        looking = asyncio.create_task(self._look_after_line(), name="looks after the line")
+        looking = asyncio.create_task(self._waiting.look_after(), name="looks after the line")
         try:
             await follow(registry, self.fleet)
         finally:
@@ -184,17 +185,9 @@ class ReplicaDispatcher:
                 time_left_s=time_left_s,
                 due_in_s=generation.slo.due_in_s,
             )
-            self._attempts[generation.request_id] = attempt
-            is_awaited = generation.priority < BACKGROUND
-            self._num_seeking += is_awaited
-            try:
-                await self._place(attempt, turn)
-            finally:
-                self._num_seeking -= is_awaited
-                if self._attempts.get(generation.request_id) is attempt:
-                    del self._attempts[generation.request_id]
+            await self._waiting.place(attempt, turn)
 
-        charge = partial(self._queue.charge, generation.tenant)
+        charge = partial(self._waiting.charge, generation.tenant)
 
         def end(num_output_tokens: int) -> None:
             self._in_background.discard(generation.request_id)
@@ -216,22 +209,10 @@ class ReplicaDispatcher:
         return running
 
     def progress(self, generation: Generation) -> PromptProgress | None:
-        now, num_tokens = self._clock(), len(generation.prompt)
         placed = self._placed_by_request.get(generation.request_id)
         if placed is not None:
-            return placed.progress(now)
-        attempt = self._attempts.get(generation.request_id)
-        if attempt is not None and attempt.prompt is not None:
-            position, left_s = self._placer.foreseen(attempt.prompt, now)
-            return _waits("in_line", position, num_tokens, left_s)
-        foreseen = self._queue.foreseen(generation.request_id)
-        if foreseen is None:
-            return None
-        position, wait_s = foreseen
-        starting_s = self._replica_wait.starting_s
-        if starting_s is not None:
-            return _waits("starting", position, num_tokens, starting_s)
-        return _waits("queued", position, num_tokens, wait_s + self._log.queued_s(1, 1))
+            return placed.progress(self._clock())
+        return self._waiting.progress(generation.request_id, len(generation.prompt))
 
     @property
     def decisions(self) -> Decisions:
@@ -259,12 +240,9 @@ class ReplicaDispatcher:
         return self._log.estimate(asked, outlook, self._queued_s(generation))
 
     def _queued_s(self, generation: Generation) -> float:
-        """Predicted seconds until a new request is admitted."""
-        num_replicas = len(self.fleet.lending) or sum(1 for _ in self.fleet.open_decode)
-        num_before = self._queue.num_before(
-            generation.tenant, generation.priority, generation.slo.due_in_s
-        )
-        return self._log.queued_s(num_before, num_replicas)
+        """Predicted seconds until a new request like this one is admitted."""
+        due_in_s = generation.slo.due_in_s
+        return self._waiting.admitted_in_s(generation.tenant, generation.priority, due_in_s)
 
     def traffic(self) -> TrafficReport:
         """This gateway's traffic, for the planner."""
@@ -283,7 +261,7 @@ class ReplicaDispatcher:
             num_places=num_places,
             num_taken=num_taken,
             num_awaited=max(0, num_taken - len(self._in_background)),
-            num_waiting=self._num_seeking,
+            num_waiting=self._waiting.num_interactive,
         )
 
     def is_ready(self) -> bool:
@@ -303,13 +281,13 @@ class ReplicaDispatcher:
     async def until_complete(self, wanted: Wanted) -> None:
         """Return once requests are accepted and no wanted replica is missing."""
         while self.missing(wanted) or not self.is_ready():
-            self._has_changed.clear()
-            await self._has_changed.wait()
+            self._waiting.has_changed.clear()
+            await self._waiting.has_changed.wait()
 
     @property
     def num_waiting(self) -> int:
         """Requests that wait for a place, including those that still run while they move."""
-        return len(self._queue) + len(self._placement_queue)
+        return len(self._waiting)
 
     async def leaks(self) -> dict[str, Any]:
         inspections = await self.fleet.links.inspect(with_audit=True)
@@ -343,82 +321,3 @@ class ReplicaDispatcher:
         )
         yield self._kept.family()
         yield from knowledge_families(self.fleet.replicas, self.fleet.links.kv_knowledge())
-
-    async def _place(self, attempt: PlacementAttempt, turn: AdmissionTicket) -> None:
-        """Wait for a place, in turn, and open an attempt there."""
-        try:
-            async with (
-                asyncio.timeout(turn.time_left_s),
-                self._no_longer_than(None if turn.is_retry else turn.max_wait_s),
-                self._replica_wait.while_replicas_may_come(),
-            ):
-                await self._queue.place(
-                    lambda: attempt if self._enter(attempt) else None,
-                    self._placement_queue.leave,
-                    turn,
-                    lambda: attempt if self._enter(attempt, may_wait=False) else None,
-                )
-                try:
-                    await asyncio.shield(attempt.placed)
-                except asyncio.CancelledError:
-                    self._placement_queue.leave(attempt)
-                    self._on_fleet_change()  # the next in line may enter
-                    raise
-        except TimeoutError:
-            decode = self.fleet.view(PromptNames()).decode
-            pool = "prefill" if decode.pool.is_open.any() else "decode"
-            raise DeadlineExceeded(
-                f"no room on any {pool} replica within {turn.time_left_s:.1f} s"
-            ) from None
-
-    @asynccontextmanager
-    async def _no_longer_than(self, max_wait_s: float | None) -> AsyncIterator[None]:
-        """Raises Overloaded after `max_wait_s`."""
-        try:
-            async with asyncio.timeout(max_wait_s):
-                yield
-        except TimeoutError:
-            raise Overloaded(
-                f"no place came within {max_wait_s:g} s, and it may wait no longer",
-                retry_after_s=self._queue.wait_s,
-            ) from None
-
-    def _lets_pass(self) -> bool:
-        return self.fleet.warm_up.is_over and self._placement_queue.lets_pass
-
-    def _enter(self, attempt: PlacementAttempt, *, may_wait: bool = True) -> bool:
-        return self.fleet.warm_up.is_over and self._placement_queue.enter(
-            attempt, may_wait=may_wait
-        )
-
-    def _on_fleet_change(self) -> None:
-        self._replica_wait.on_fleet_change()
-        self._has_changed.set()
-        if not self._will_place:
-            self._will_place = True
-            asyncio.get_running_loop().call_soon(self._place_waiting)
-
-    def _place_waiting(self) -> None:
-        """Schedule a placement round: after the current callback, so that several changes share
-        one."""
-        self._will_place = False
-        self._placement_queue.serve()
-        self._queue.wake()
-        self.fleet.links.want(self.num_waiting, self._placement_queue.num_tokens)
-
-    async def _look_after_line(self) -> None:
-        """Place every LOOK_S, even if no replica reports a change."""
-        while True:
-            await self._placement_queue.has_line.wait()
-            await asyncio.sleep(LOOK_S)
-            if len(self._placement_queue):
-                self._on_fleet_change()
-            else:
-                self._placement_queue.has_line.clear()
-
-
-def _waits(
-    state: Literal["queued", "starting", "in_line"], position: int, num_tokens: int, left_s: float
-) -> PromptProgress:
-    eta_ms = round(left_s * 1e3, 1)
-    return PromptProgress(state=state, position=position, total=num_tokens, eta_ms=eta_ms)

@@ -1,11 +1,10 @@
-"""Where requests go, and how they wait for it. The replicas say what the tests script."""
+"""Where requests go, and what becomes of them. The replicas say what the tests script."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import weakref
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -23,53 +22,14 @@ from tests.gateway.fleet.scripted_replica import (
     update,
 )
 
-from baton.core.clock import ManualClock
-from baton.core.errors import (
-    DeadlineExceeded,
-    Overloaded,
-)
 from baton.core.ids import RequestId
 from baton.core.messages import GenerateRequest, Pooling
 from baton.core.replicas import Role
 from baton.core.sampling import FinishReason
-from baton.gateway.fleet import dispatch as dispatch_module
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.gateway.fleet.placement.decision_log import DecisionLog
 from baton.gateway.requests.generations.generation import Generation
-from baton.router.cache.kv_index import KvIndex
 from baton.router.cache.prompt_names import PromptNames
-from baton.router.placer import LINE_PER_REPLICA
-from baton.router.table.numbering import PrefixOverlaps
-
-
-async def test_requests_wait_their_turn_while_the_replica_is_full() -> None:
-    replica = ScriptedReplica("d", silent, answers(2), max_open=1)
-    async with dispatching_to(replica) as dispatcher:
-        first = await dispatcher.start(generation("first"))
-        waiting = asyncio.create_task(dispatcher.start(generation("second")))
-        await asyncio.sleep(0.05)
-        assert not waiting.done()
-
-        await first.stop(0)
-
-        assert await tokens_of(await waiting) == [2]
-
-
-async def test_a_smaller_priority_takes_the_next_free_place() -> None:
-    replica = ScriptedReplica("d", silent, answers(1), max_open=1)
-    async with dispatching_to(replica) as dispatcher:
-        first = await dispatcher.start(generation("first"))
-        batch = asyncio.create_task(dispatcher.start(replace(generation("batch"), priority=9)))
-        urgent = asyncio.create_task(dispatcher.start(replace(generation("urgent"), priority=-1)))
-        await until(lambda: dispatcher.num_waiting == 2)
-
-        await first.stop(0)
-        await (await urgent).stop(0)
-        await batch
-
-        await until(lambda: len(replica.received) == 3)
-        names = [(request.request_id, request.priority) for request in replica.received]
-        assert names == [("first", 0), ("urgent", -1), ("batch", 9)]
 
 
 async def test_another_choice_of_a_request_goes_where_the_first_one_runs() -> None:
@@ -139,6 +99,8 @@ async def test_nothing_keeps_a_request_in_memory_that_was_stopped_long_before_it
 
 
 PREFILL = make_replica("p", role=Role.PREFILL)
+
+
 WITH_PROMPT_LOGPROBS = replace(generation().sampling, num_prompt_logprobs=0)
 
 
@@ -173,73 +135,6 @@ async def test_logprobs_of_the_prompt_are_computed_locally_but_only_once() -> No
     assert second.prefill == (PREFILL.endpoint,)
 
 
-async def test_a_request_that_waits_for_room_ends_at_its_own_time_limit() -> None:
-    async with dispatching_to(ScriptedReplica("d", silent, max_open=0)) as dispatcher:
-        with pytest.raises(DeadlineExceeded, match="no room on any decode replica"):
-            await dispatcher.start(generation(time_left_s=0.05))
-
-
-async def test_who_waits_for_a_prefill_replica_is_told_how_far_it_is_and_what_it_waited_for() -> (
-    None
-):
-    replica = ScriptedReplica("d", silent, silent)
-    async with dispatching_to(replica) as dispatcher:
-        await dispatcher.fleet.apply(snapshot(replica.info, PREFILL))
-        candidate = dispatcher.fleet.loads.candidate(PREFILL.epoch)
-        assert candidate is not None
-        prompt = tuple(range(100))
-        first = await dispatcher.start(replace(generation("first"), prompt=prompt))
-        candidate.credit_tokens = 0
-        asked = replace(generation("second", time_left_s=0.3), prompt=prompt)
-        second = asyncio.create_task(dispatcher.start(asked))
-        await until(lambda: dispatcher.num_waiting == 1)
-
-        told = dispatcher.progress(asked)
-
-        assert told is not None and (told.state, told.position) == ("in_line", 1)
-        with pytest.raises(DeadlineExceeded, match="no room on any prefill replica"):
-            await second
-        assert dispatcher.progress(asked) is None
-        await first.stop(0)
-
-
-async def test_a_line_is_looked_after_though_nothing_is_heard_and_only_while_somebody_stands_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(dispatch_module, "LOOK_S", 0.005)
-    replica = ScriptedReplica("d", silent, silent)
-    async with dispatching_to(replica) as dispatcher:
-        looks: list[None] = []
-        change = dispatcher._on_fleet_change
-
-        def look() -> None:
-            looks.append(None)
-            change()
-
-        monkeypatch.setattr(dispatcher, "_on_fleet_change", look)
-        await dispatcher.fleet.apply(snapshot(replica.info, PREFILL))
-        candidate = dispatcher.fleet.loads.candidate(PREFILL.epoch)
-        assert candidate is not None
-        prompt = tuple(range(100))
-        first = await dispatcher.start(replace(generation("first"), prompt=prompt))
-        room, candidate.credit_tokens = candidate.credit_tokens, 0
-        asked = replace(generation("second", time_left_s=20.0), prompt=prompt)
-        second = asyncio.create_task(dispatcher.start(asked))
-        await until(lambda: len(dispatcher._placement_queue) == 1)
-        looking = asyncio.create_task(dispatcher._look_after_line())
-        await until(lambda: len(looks) > 1)
-        candidate.credit_tokens = room
-        placed = await second
-
-        await until(lambda: not dispatcher._placement_queue.has_line.is_set())
-        looks.clear()
-        await asyncio.sleep(0.05)
-        assert not looks
-        looking.cancel()
-        for one in (first, placed):
-            await one.stop(0)
-
-
 async def test_a_request_that_cannot_be_written_leaves_no_place_taken() -> None:
     replica = ScriptedReplica("d", answers(1), max_open=1)
     async with dispatching_to(replica) as dispatcher:
@@ -269,32 +164,6 @@ async def test_an_attempt_that_cannot_be_followed_is_taken_back(
         await until(lambda: replica.cancelled)
 
 
-async def test_a_full_fleet_is_not_asked_again_and_again_what_it_has_cached(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    looked_up: list[Sequence[bytes]] = []
-    honest = KvIndex.cached
-
-    def look_up(self: KvIndex, names: Sequence[bytes]) -> PrefixOverlaps:
-        looked_up.append(names)
-        return honest(self, names)
-
-    monkeypatch.setattr(KvIndex, "cached", look_up)
-    replica = ScriptedReplica("d", answers(1), max_open=0)
-    async with dispatching_to(replica) as dispatcher:
-        long = replace(generation(), prompt=tuple(range(64)))
-        starting = asyncio.create_task(dispatcher.start(long))
-        for _ in range(20):
-            replica.offer(max_open=0)
-            await asyncio.sleep(0.005)
-        assert looked_up == []
-
-        replica.offer(max_open=1)
-
-        assert await tokens_of(await starting) == [1]
-        assert len(looked_up) == 1
-
-
 async def test_how_far_a_prompt_is_can_be_asked_until_its_first_token() -> None:
     replica = ScriptedReplica("d", silent, answers(1), max_open=1)
     async with dispatching_to(replica) as dispatcher:
@@ -320,13 +189,6 @@ async def test_how_far_a_prompt_is_can_be_asked_until_its_first_token() -> None:
         await answered.stop(1)
 
 
-async def test_who_may_wait_no_longer_for_a_place_is_refused() -> None:
-    async with dispatching_to(ScriptedReplica("d", silent, max_open=0)) as dispatcher:
-        with pytest.raises(Overloaded, match=r"within 0\.05 s, and it may wait no longer"):
-            await dispatcher.start(replace(generation(), max_wait_s=0.05))
-        assert dispatcher.num_waiting == 0
-
-
 async def ask_and_stop(dispatcher: ReplicaDispatcher, asked: Generation) -> None:
     running = await dispatcher.start(asked)
     updates = [update async for update in running]
@@ -348,28 +210,3 @@ async def test_tenants_are_charged_for_what_their_requests_compute() -> None:
 
         names = [request.request_id for request in replica.received]
         assert names == ["blocker", "long-1", "short-1", "short-2", "long-2"]
-
-
-async def test_a_request_that_needs_no_prefill_replica_passes_a_full_line_for_one() -> None:
-    """One computes, four stand in its line, one waits outside: of 100 tokens each."""
-    replica = ScriptedReplica("d", silent, max_open=8)
-    busy = make_replica("p", role=Role.PREFILL)
-    clock = ManualClock()
-    long = replace(generation(), prompt=tuple(range(100)))
-    async with dispatching_to(replica, clock=clock) as dispatcher:
-        await dispatcher.fleet.apply(snapshot(replica.info, busy))
-        await until(lambda: dispatcher.fleet.warm_up.is_over)
-        names = [RequestId(f"long {number}") for number in range(2 + LINE_PER_REPLICA)]
-        tasks = [
-            asyncio.create_task(dispatcher.start(replace(long, request_id=name))) for name in names
-        ]
-        await until(lambda: dispatcher.num_waiting == len(tasks) - 1)
-
-        running = await dispatcher.start(generation("short"))
-
-        assert dispatcher.num_waiting == len(tasks) - 1
-        assert "3 of 3 tokens uncached: computed locally" in running.receipt.placement
-        await running.stop(0)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
