@@ -1,24 +1,25 @@
-"""A head continues what the model computed, and drafts the next tokens: token by token (MTP,
-EAGLE), or all at once (P-EAGLE).
+"""Drafts with a head on the model's hidden states: token by token (MTP, EAGLE) or all tokens in one
+pass (P-EAGLE).
 
     known tokens     a b c d                 the model has computed a b c; d was drawn
-    features         A B C                   what it computed of them
-    pairs            (A b) (B c) (C d)       the head's, with an entry in its KV each
-    draft            x y z                   behind (C d)
-    next, x right    (D x) is computed over the pair of the draft's x, and so on
+    features         A B C                   the model's hidden states of a b c
+    pairs            (A b) (B c) (C d)       inputs of the head, each with an entry in the head's KV
+    draft            x y z                   after (C d): see `HeadPasses`
+    next, x right    (D x) overwrites the pair of the draft's x, and so on
 
 `HeadDrafter` decides which features the head reads, and when. `HeadReading` is how far the head has
 read one request; `HeadPasses` runs the head.
 
-Where features are kept with the KV (`FeaturePlane`), those of a request are read when the head
-first drafts for it, whoever computed them. Features that are found nowhere are missing
-(`num_missing`): rotary positions are relative, so the head goes on as if the first token that it
-saw were the first of the text. A prompt that shares a prefix with another one that was read whole
-finds its pairs, named by the tokens. Features that find no block wait until there are `MIN_READ` of
-them, and are then dropped as if they had not been shown.
+Where features are kept with the KV (`FeaturePlane`), the head reads a request's features when it
+first drafts for it, whichever replica computed them. Tokens without features are missing from the
+head's KV (`num_missing`). As rotary positions are relative, the head goes on as if the first token
+that it saw were the first of the text. The head's KV has a prefix cache, too: blocks of pairs are
+named by their tokens, so a prompt reuses the pairs of a shared prefix that was read without gaps.
+Features for which there is no block wait; once there are more than `MIN_READ`, they are dropped and
+count as missing.
 
-While drafting is paused nothing is read. Features that are kept are read when their request is
-drafted for again; where none are kept, the outputs of the last `NUM_SHOWN` passes wait.
+While drafting is paused the head reads nothing. Features that are kept are read when their request
+is drafted for again; where none are kept, the outputs of the last `NUM_SHOWN` passes are retained.
 """
 
 from __future__ import annotations
@@ -43,15 +44,18 @@ from baton.engine.speculation.head_reading import HeadReading, pair_salt
 from baton.engine.speculation.hidden_reader import Shown, tails
 
 MIN_READ = 64
-"""Features that are read as soon as they are shown; fewer wait for the next draft."""
+"""More than this many features are read right after the pass; fewer wait for the next draft."""
 NUM_SHOWN = 16
-"""Last passes of a rest that are shown: enough to draft by, and with 64 each trial of a head that
-does not pay would lose two or three steps more."""
+"""Number of passes at the end of a pause whose outputs are retained. 16 are enough context to draft
+by; with 64, each trial of a head that does not pay would lose two or three steps more."""
 MAX_RECALLED = 2048
-"""Kept features that are read in one step, so that a long prompt does not hold up the others."""
+"""Most kept features that are read in one step, so that a long prompt does not delay other
+requests."""
 
 
 class HeadDrafter:
+    """A `Drafter` and `HiddenReader`, for MTP, EAGLE and P-EAGLE heads."""
+
     is_costly = True
     num_passes = NUM_SHOWN
 
@@ -65,16 +69,17 @@ class HeadDrafter:
         taped: TapedHead | None = None,
         has_own_noise: bool = False,
     ) -> None:
-        """`cache` is nobody else's, and that of `taped`; `eos_token_ids` are the model's.
-        `has_own_noise`: see `grow`."""
+        """`cache` is used by this drafter alone, and is the one that `taped` was recorded with;
+        `eos_token_ids` are the model's. `has_own_noise`: see `grow`."""
         self.name = name
         self.num_missing = 0
         self.num_recalled = 0
         self.taps = AuxHiddenStates(head.taps) if head.taps else None
         self.drafts_at_once = head.mask() is not None
-        """Whether a deeper draft takes hardly longer."""
+        """Whether all tokens of a draft take one pass, so that a longer draft takes hardly
+        longer."""
         self.is_taped = taped is not None
-        """Whether its short passes are played without Python."""
+        """Whether short passes of the head are replayed from a recording, without Python."""
         self._head = head
         self._pool = BlockPool(cache)
         self._passes = HeadPasses(
@@ -87,11 +92,11 @@ class HeadDrafter:
         )
         self._readings: dict[Request, HeadReading] = {}
         self._unread: deque[tuple[Sequence[Shown], Tensor]] = deque(maxlen=NUM_SHOWN)
-        """What the last passes gave while drafting rested."""
+        """Hidden states of the last passes during a pause, not read yet."""
         self._is_short = False
-        """Somebody found no block since the last pass of the model."""
+        """Whether a request got no block since the model's last pass."""
         self._features: FeaturePlane | None = None
-        """Plane in which the features of the last pass were kept."""
+        """The plane in which the last pass's features were kept; None if they were not."""
 
     @torch.inference_mode()
     def read(
@@ -133,19 +138,20 @@ class HeadDrafter:
         joined = self._head.joined(torch.cat([rows for _, rows in self._unread]))
         self._unread.clear()
         for each, rows in zip(shown, _split(shown, joined), strict=True):
-            if each.request.phase is Phase.RUNNING:  # who was preempted is shown all again
+            if each.request.phase is Phase.RUNNING:  # a preempted request is computed again
                 self._add(each, rows)
 
     def _cut_drafts(self, shown: Sequence[Shown]) -> None:
-        """Drop the features of drafts from the last pass before a rest: what comes after may be
-        shown with a gap."""
+        """Drop features of draft tokens at the beginning of a pause: later passes may not be shown,
+        so nothing would overwrite them."""
         for request, start, _ in shown:
             reading = self._readings.get(request)
             if reading is not None and start < reading.end:
                 reading.cut(start)
 
     def _add(self, shown: Shown, rows: Tensor) -> HeadReading | None:
-        """None if it is drafted for never, nothing was shown, or it is read when drafted for."""
+        """Add one request's features [n, D]. Returns None if there is nothing to add: it only wants
+        an embedding, no rows were shown, or its kept features are read when it is drafted for."""
         if shown.request.embedding is not None or not shown.num_rows:
             return None
         reading = self._readings.get(shown.request)
@@ -179,14 +185,15 @@ class HeadDrafter:
         self.forget(request)
 
     def _forget_who_was_preempted(self) -> None:
-        """What they have named may still be found when they are back."""
+        """Free the blocks of preempted requests. Named blocks may still be found by them in the
+        prefix cache when they run again."""
         for request in [r for r in self._readings if r.phase is not Phase.RUNNING]:
             self.forget(request)
         self._is_short = False
 
     def _begin(self, request: Request) -> HeadReading:
-        """Begin with the pairs that are cached; blocks for others are taken when there are
-        features."""
+        """Begin a request with the pairs found in the prefix cache. Further blocks are allocated
+        when there are features to read."""
         num_cached = self._pool.hold_cached(request.holder, request.tokens[1:], pair_salt(request))
         reading = HeadReading(request, num_cached, num_cached)
         self._readings[request] = reading
@@ -194,8 +201,8 @@ class HeadDrafter:
 
     @torch.inference_mode()
     def recall(self, requests: Sequence[Request], features: FeaturePlane | None) -> None:
-        """Read kept features of computed tokens that were not read yet, `MAX_RECALLED` in all;
-        requests that are not up to date then are not drafted for."""
+        """Read kept features of computed tokens that were not read yet, `MAX_RECALLED` in all.
+        Requests that are not up to date after that get no draft in this step."""
         self._features, num_left = features, MAX_RECALLED
         if features is None:
             return
@@ -216,7 +223,8 @@ class HeadDrafter:
             self._tell_missing(reading)
 
     def _may_read(self, reading: HeadReading) -> bool:
-        """There is much to be read, and room for it; without room it is dropped."""
+        """Whether there are more than `MIN_READ` features to read and blocks for them. Without
+        blocks the features are dropped."""
         num_ready = reading.num_ready()
         if num_ready <= MIN_READ:
             return False
@@ -230,7 +238,8 @@ class HeadDrafter:
         reading.request.num_draft_missing = reading.num_told = reading.skipped
 
     def _may_draft(self, reading: HeadReading, max_tokens: int) -> bool:
-        """Whether the head was shown all known tokens, and has room for the draft."""
+        """Whether the head has features of all known tokens but the last, and blocks for a
+        draft."""
         num_ready = reading.num_ready()
         is_up_to_date = reading.position + num_ready == len(reading.request.tokens) - 1
         return (
@@ -244,5 +253,5 @@ class HeadDrafter:
 
 
 def _split(shown: Sequence[Shown], rows: Tensor) -> Sequence[Tensor]:
-    """The rows of each request shown."""
+    """The rows of each request in `shown`."""
     return torch.split(rows, [each.num_rows for each in shown])

@@ -1,9 +1,9 @@
-"""The passes of a draft head: it reads features into its KV, and drafts behind the last of them.
+"""The passes of a draft head: they turn features into pairs of its KV, and draft after the last.
 
     token by token   x from (C d), y from (C' x), z from (C'' y)     primes: the head's own outputs
-    at once          x from (C d), y from a mask behind it, z from another
+    at once          x from (C d), y from a mask token after it, z from another
 
-Pairs of verified tokens stay in the head's KV; those of drafts are overwritten by the next pass.
+Pairs of verified tokens stay in the head's KV; pairs of draft tokens are overwritten.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from baton.engine.speculation.growing_draft import GrowingDraft, grow, grow_at_o
 from baton.engine.speculation.head_reading import HeadReading, pair_salt
 
 MAX_READ = 2048
-"""Features that the head reads at once: they need not fit into memory together."""
+"""Most features per pass of the head, which bounds its memory."""
 
 
 class HeadPasses:
@@ -46,7 +46,8 @@ class HeadPasses:
         self._has_own_noise = has_own_noise
 
     def catch_up(self, readings: Sequence[HeadReading]) -> None:
-        """Let the head read all that is ready but the last, which the next draft begins from."""
+        """Run the head over all features that are ready, except the last of each request, from
+        which the next draft begins."""
         behind = [reading for reading in readings if reading.num_ready() > 1]
         while behind:
             counts, num_left = [], MAX_READ
@@ -60,7 +61,8 @@ class HeadPasses:
     def draft(
         self, readings: Sequence[HeadReading], drafts: Sequence[GrowingDraft], max_tokens: int
     ) -> None:
-        """Grow a draft of each request: its reading has all known tokens, and blocks for more."""
+        """Grow a draft of each request: its reading has features of all known tokens but the last,
+        and blocks for the draft."""
         if sum(reading.num_ready() for reading in readings) > MAX_READ:
             self.catch_up(readings)
         counts = [reading.num_ready() for reading in readings]
@@ -98,8 +100,9 @@ class HeadPasses:
     def _pass(
         self, readings: Sequence[HeadReading], counts: Sequence[int], *, num_outputs: int
     ) -> Tensor:
-        """Let the head read the first `counts` rows of each reading. Return its outputs for the
-        last `num_outputs` places of each: the last row, and masks behind it."""
+        """Run the head over the first `counts` features of each request. Returns its outputs
+        [len(readings) * num_outputs, D]: of each request's last feature, and of the
+        `num_outputs` - 1 mask tokens after it."""
         masks = [] if self._mask is None else [self._mask] * (num_outputs - 1)
         chunks, rows = [], []
         for reading, count in zip(readings, counts, strict=True):
@@ -114,13 +117,14 @@ class HeadPasses:
         return hidden
 
     def _run(self, chunks: Sequence[Chunk], hidden: Tensor) -> Tensor:
-        """One pass: [S, D] outputs of the rows that are wanted."""
+        """Run the head on inputs `hidden`; returns the wanted output rows [S, D]."""
         if self._taped is not None and self._taped.fits(chunks):
             return self._taped.forward(chunks, hidden)
         return run_head(self._head, self._cache, chunks, hidden)
 
     def _name(self, reading: HeadReading) -> None:
-        """Name the blocks that are full of verified pairs, so that other prompts find them."""
+        """Name the blocks that are full of verified pairs, so that other requests can reuse
+        them."""
         block_size = self._cache.layout.block_size
         num_full = reading.num_pairs // block_size * block_size
         if reading.is_nameable and num_full > reading.num_named:

@@ -1,13 +1,12 @@
 """How far a draft head has read one request: which pairs are in its KV, and which features wait.
 
     known tokens   a b c d e
-    features       A B C D               what the model computed of them
-    pairs          (A b) (B c)           in the head's KV, `num_pairs`
+    features       A B C D               the model's hidden states of a b c d
+    pairs          (A b) (B c)           in the head's KV: `num_pairs`
     rows           C D                   joined features that have no pair there yet
 
-A row is ready once the token behind it is known. Rows of drafts are replaced by those of the tokens
-that were drawn. Tokens that the head is never shown are skipped: their pairs are missing, and the
-others move up.
+A row is ready once its next token is known. Rows of rejected draft tokens are replaced. Tokens
+without features are skipped: their pairs are missing, and those after them move up.
 """
 
 from __future__ import annotations
@@ -29,22 +28,22 @@ class HeadReading:
     num_pairs: int
     """Pairs of verified tokens in the head's KV."""
     num_named: int
-    """Pairs of these whose blocks have names, so that other prompts find them."""
+    """Pairs in full blocks that have their names in the prefix cache already."""
     skipped: int = 0
-    """The position of a token less the place of its pair: so many tokens are missing."""
+    """Number of missing tokens: a token's position minus the index of its pair in the head's KV."""
     num_rows: int = 0
-    """Joined features that have no pair in its KV yet."""
+    """Joined features that have no pair in the head's KV yet."""
     _pieces: list[Tensor] = field(init=False, default_factory=list)
-    """The rows in pieces, joined only when they are read: joining them in each step would take
-    longer than to draft."""
+    """The features, in pieces [n, D] that are concatenated on use: concatenating them in every
+    step would take longer than drafting."""
     num_told: int = 0
-    """Missing tokens that have been counted already."""
+    """Missing tokens that are in the drafter's count already."""
     is_nameable: bool = field(init=False, default=True)
-    """Whether no token was skipped, so that the tokens name the head's KV."""
+    """Whether no token was skipped, so that the request's tokens name the content of its blocks."""
 
     @property
     def rows(self) -> Tensor:
-        """[n, D] Joined features that have no pair yet."""
+        """Joined features [n, D] that have no pair in the head's KV yet."""
         if len(self._pieces) != 1:
             self._pieces = [torch.cat(self._pieces)]
         return self._pieces[0]
@@ -60,12 +59,12 @@ class HeadReading:
 
     @property
     def end(self) -> int:
-        """The position behind the last of `rows`."""
+        """The position after the last of `rows`."""
         return self.position + self.num_rows
 
     def add(self, start: int, rows: Tensor) -> None:
-        """Add the features [n, D] of the tokens from `start` on, in the place of those of
-        drafts."""
+        """Add the features [n, D] of the tokens from position `start` on. They replace features of
+        rejected draft tokens at the same positions."""
         first = self.position
         if start == self.end:
             self._pieces.append(rows)
@@ -79,12 +78,12 @@ class HeadReading:
             self.rows = rows[first - start :]
 
     def cut(self, end: int) -> None:
-        """Drop the rows from position `end` on: they are of drafts."""
+        """Drop the features from position `end` on, which belong to draft tokens."""
         if self.num_rows:
             self.rows = self.rows[: max(0, end - self.position)]
 
     def drop(self, num_rows: int) -> None:
-        """Drop the first rows for good: their tokens are skipped."""
+        """Drop the first `num_rows` features for good; their tokens count as missing."""
         self._skip(num_rows)
         self.rows = self.rows[num_rows:].clone()
 
@@ -93,13 +92,13 @@ class HeadReading:
         self.is_nameable = False
 
     def num_ready(self) -> int:
-        """Rows of known tokens with a known one behind them."""
+        """Features of known tokens whose next token is known, too."""
         return min(self.num_rows, len(self.request.tokens) - 1 - self.position)
 
     def chunk(
         self, num_rows: int, masks: Sequence[Mask], blocks: Sequence[int], num_outputs: int
     ) -> Chunk:
-        """The pass over the first rows, with `masks` behind them."""
+        """The chunk of a pass over the first `num_rows` features, followed by `masks`."""
         start = self.position + 1
         known = self.request.tokens[start : start + num_rows]
         return Chunk(
@@ -111,6 +110,6 @@ class HeadReading:
 
 
 def pair_salt(request: Request) -> bytes:
-    """The salt of the names of a request's pairs, which are hashes of its tokens from the second
-    on: the first token is in the salt."""
+    """The salt of block names, including the first token: pairs are named by the tokens from the
+    second on, so the first would be missing from the name."""
     return request.salt + request.tokens[0].to_bytes(8, "little")
