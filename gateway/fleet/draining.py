@@ -40,7 +40,7 @@ async def drain(fleet: Fleet, replica_id: str, *, is_forced: bool) -> DrainProgr
             field="replica",
         )
     try:
-        num_open = await fleet.orders.drain(info.epoch)
+        num_open = await fleet.commands.drain(info.epoch)
     except grpc.aio.AioRpcError as error:
         raise Unavailable(f"{replica_id} cannot be told: {error.details()}") from error
     return DrainProgress(replica=replica_id, role=info.role.value, num_open=num_open)
@@ -50,7 +50,7 @@ async def undrain(fleet: Fleet, replica_id: str) -> DrainProgress:
     """Let a drained replica take requests again. Raises as `drain` does. Repeatable."""
     info = _find(fleet, replica_id)
     try:
-        num_open = await fleet.orders.undrain(info.epoch)
+        num_open = await fleet.commands.undrain(info.epoch)
     except grpc.aio.AioRpcError as error:
         raise Unavailable(f"{replica_id} cannot be told: {error.details()}") from error
     return DrainProgress(replica=replica_id, role=info.role.value, num_open=num_open)
@@ -72,7 +72,7 @@ async def flip(fleet: Fleet, replica: str, to: str) -> DrainProgress:
             field="replica",
         )
     try:
-        num_open = await fleet.orders.flip(info.epoch, role)
+        num_open = await fleet.commands.flip(info.epoch, role)
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
             raise InvalidRequest(error.details() or "it cannot", field="replica") from error
@@ -85,7 +85,7 @@ async def reset_prefix_cache(fleet: Fleet, replica_id: str) -> dict[str, int]:
     by each. Raises InvalidRequest if it is unknown; Unavailable if one cannot be reached, after the
     others have done it. Repeatable."""
     infos = [_find(fleet, replica_id)] if replica_id else list(fleet.replicas)
-    asked = (fleet.orders.reset_prefix_cache(info.epoch) for info in infos)
+    asked = (fleet.commands.reset_prefix_cache(info.epoch) for info in infos)
     told = await asyncio.gather(*asked, return_exceptions=True)
     num_blocks: dict[str, int] = {}
     for info, answer in zip(infos, told, strict=True):

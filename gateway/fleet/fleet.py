@@ -71,9 +71,9 @@ class Fleet:
         self.links = Links(
             gateway_epoch, self.index, channels, clock, lambda: self.warm_up.is_under_way
         )
-        self.orders = ReplicaCommands(self.links, self._place_as_told, clock)
+        self.commands = ReplicaCommands(self.links, self._place_as_told, clock)
         meter = meter or RateMeter(PullRates())
-        self.loads = ReplicaLoads(self.links, self.orders, meter, on_change, clock)
+        self.loads = ReplicaLoads(self.links, self.commands, meter, on_change, clock)
         self.matches = Matches(self.index, self._layout_of)
         self.warm_up = WarmUp(on_change, clock, lambda: self.links.is_any_held_up)
 
@@ -127,7 +127,7 @@ class Fleet:
     def _take_in(self, info: ReplicaInfo) -> None:
         """Take in the registry's entry of a replica, which may be new."""
         if not info.is_ready:
-            self.orders.forget(info.epoch)
+            self.commands.forget(info.epoch)
         self.loads.meet(info)
 
     def _hear(self, epoch: Epoch) -> None:
@@ -138,7 +138,7 @@ class Fleet:
                 self.links.ask(link)  # its stream may be new
             else:
                 self.warm_up.lose(epoch)
-            self.orders.hear(epoch, link.capacity_report)
+            self.commands.hear(epoch, link.capacity_report)
             if link.is_connected and replica is not None and not replica.is_connected:
                 self.warm_up.go_on()
             self.loads.hear(epoch)
@@ -158,7 +158,7 @@ class Fleet:
         await self.links.close_watch(epoch)
         self.warm_up.hear(epoch, is_all=True)
         self.index.forget(epoch)
-        self.orders.forget(epoch)
+        self.commands.forget(epoch)
         await self.links.close_prefill(epoch)
         link = self.links.decode.get(epoch)
         if link is None:
@@ -230,7 +230,7 @@ class Fleet:
         """Decode replicas that are connected and accept requests."""
         for epoch, link in self.links.decode.items():
             is_open = link.info.is_ready and link.answers and not link.is_draining
-            if is_open and epoch not in self.orders:
+            if is_open and epoch not in self.commands:
                 yield epoch
 
     def _hear_of_starts(self, starting: tuple[StartingReplica, ...]) -> None:
@@ -254,7 +254,7 @@ class Fleet:
         epoch = info.epoch
         link = self.links.get(epoch)
         says_so = link is not None and link.is_connected and link.is_draining
-        if says_so or not info.is_ready or epoch in self.orders:
+        if says_so or not info.is_ready or epoch in self.commands:
             return "draining"
         if link is None or isinstance(link, PrefillLink):
             return ""  # decode replicas talk to it

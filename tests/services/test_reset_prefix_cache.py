@@ -38,7 +38,7 @@ async def test_a_prefix_is_computed_again_after_a_reset_and_who_runs_goes_on() -
         with pytest.raises(InvalidRequest, match="no replica is called 'nobody'"):
             await fleet.dispatcher.reset_prefix_cache("nobody")
         left_meanwhile = new_epoch()
-        assert await fleet.dispatcher.fleet.orders.reset_prefix_cache(left_meanwhile) == 0
+        assert await fleet.dispatcher.fleet.commands.reset_prefix_cache(left_meanwhile) == 0
 
         assert (await running).tokens == whole.tokens
         assert num_blocks.keys() == fleet.replicas.keys() and sum(num_blocks.values()) > 0
