@@ -1,10 +1,10 @@
 """One prefill replica: takes prompts, computes their KV, offers it to a decode replica.
 
     prefill(request)   refused at once | pulled -> queued -> granted -> computed -> first token
-    engine thread      on_scheduled: grant    on_layer: publish what is there    on_step: finish
+    KvPublisher        on the engine's thread: publishes the KV while it is computed
 
-The last layers of a prompt are published when its first token has left, which nothing may hold up:
-to send KV takes the interpreter, and processors.
+Everything in this file runs on the event loop. The last layers of a prompt are published once its
+first token has left, which nothing may hold up: sending KV takes the interpreter, and processors.
 
 Plain Python on purpose. `platform/cluster/replica_actor.py` turns it into an actor; tests just
 build one.
@@ -13,12 +13,11 @@ build one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from functools import partial
 
-from baton.core.errors import EngineFailed, Overloaded, Unavailable
+from baton.core.errors import EngineFailed, Unavailable
 from baton.core.ids import Epoch, TransferId
-from baton.core.kv_pool import Holder, HolderKind
 from baton.core.messages import (
     PrefillDone,
     PrefillGranted,
@@ -30,21 +29,17 @@ from baton.core.messages import (
 from baton.core.replicas import Capacity, Demand
 from baton.core.tracing import Span
 from baton.engine.engine import Engine
-from baton.engine.request.request import Request
 from baton.engine.request.step_report import RequestOutput, StepReport
-from baton.engine.schedule.drafted_chunks import ScheduledChunk
 from baton.engine.step_hooks import StepHooks
 from baton.kv_transfer.exchange import ExchangeParts
 from baton.kv_transfer.layouts.plan import check_layouts
-from baton.kv_transfer.sending.layer_groups import LayerGroups
 from baton.prefill_service.early_calls import EarlyCalls
+from baton.prefill_service.kv_publisher import KvPublisher
 from baton.prefill_service.lending import Lending
 from baton.prefill_service.open_prompts import Event, OpenPrompt, OpenPrompts
 from baton.prefill_service.session import PrefillSession
 from baton.replica_core.replica_core import ReplicaCore, RoleHooks
 
-PROGRESS_S = 0.25
-"""How often callers that wait for a first token are told that the engine advances."""
 ENTER_S = 0.002
 """For so long nothing is told of a prompt, unless its turn comes: an engine that is idle begins
 undisturbed, and what it says then is enough."""
@@ -58,21 +53,23 @@ class PrefillWorker:
         self._lending = Lending(self.prompts, engine.max_chunk, self._room)
         self._given_up = ""
         """Why nothing can be lent here any more."""
-        self._progress_told_at = float("-inf")
-        hooks = RoleHooks(
+        hooks = RoleHooks(  # the core needs them before there is a publisher, which needs the core
             on_tick=self._on_tick,
-            on_step=self._on_step,
+            on_step=lambda report: self.publisher.on_step(report),
             on_failure=self._on_failure,
-            on_transfer_ended=self._on_transfer_ended,
-            in_step=StepHooks(on_scheduled=self._on_scheduled, on_layer=self._on_layer),
+            on_transfer_ended=lambda transfer_id: self.publisher.on_transfer_ended(transfer_id),
+            in_step=StepHooks(
+                on_scheduled=lambda request: self.publisher.on_scheduled(request),
+                on_layer=lambda layer, chunks: self.publisher.on_layer(layer, chunks),
+            ),
         )
         self.core = ReplicaCore(engine, parts, hooks)
         self._engine = engine
         self._thread = self.core.thread
-        self._sender = self.core.kv.sender
-        self.layer_groups = LayerGroups(engine.pool.layout)
-        self._withheld: list[TransferId] = []
-        """On the engine's thread: those whose last layers were computed in this step."""
+        self._held = self.core.kv.sender.held
+        self.publisher = KvPublisher(
+            engine, self._thread, self.core.kv.sender, self.prompts, self._receive
+        )
 
     async def prefill(self, message: PrefillRequest) -> AsyncGenerator[Event, None]:
         """Yield the grant when its turn comes, then the first token; end when the transfer does.
@@ -82,7 +79,7 @@ class PrefillWorker:
         Raises Overloaded at once when too much is queued, LayoutMismatch, InvalidRequest.
         """
         check_layouts(self._engine.pool.layout, message.layout)
-        self._sender.held.check(1)  # the block of the last token is never shared
+        self._held.check(1)  # the block of the last token is never shared
         prompt = self.prompts.admit(message)
         span = self.core.tracer.start("prefill", message.trace, "server")
         entering = asyncio.create_task(self._enter(prompt))
@@ -100,7 +97,7 @@ class PrefillWorker:
                     _describe(span, event, message)
                 yield event
                 if isinstance(event, PrefillDone):  # it has left
-                    show = partial(self._sender.show, message.transfer_id)
+                    show = partial(self.publisher.show, message.transfer_id)
                     await self._thread.interject(show)
                 event = await prompt.events.get()
         except Exception as error:
@@ -149,7 +146,7 @@ class PrefillWorker:
         self.allow(self._max_queued_tokens)
 
     def allow(self, max_queued_tokens: int) -> None:
-        """From now on; while it drains, nothing all the same."""
+        """Set the limit of queued tokens from now on; while it drains, nothing is accepted."""
         self._max_queued_tokens = max_queued_tokens
         self.prompts.max_queued_tokens = 0 if self.core.is_draining else max_queued_tokens
         self._on_tick()
@@ -184,10 +181,9 @@ class PrefillWorker:
     def metrics(self) -> dict[str, float]:
         return self.core.metrics()
 
-    # On the event loop.
-
     async def _enter(self, prompt: OpenPrompt) -> None:
-        """Into the engine. Its events are told meanwhile: one that hangs never takes it in."""
+        """Bring a prompt into the engine, with the KV that others have of it. Its events are told
+        meanwhile: an engine that hangs never takes it in."""
         message = prompt.message
         try:
             grammar = message.sampling.grammar
@@ -198,14 +194,14 @@ class PrefillWorker:
             known = (*message.prompt, *message.output)
             sources = () if message.source is None else (message.source,)
             async with self.core.kv.prefix_of(known, message.salt, sources, tenant=message.tenant):
-                await self._thread.call(lambda: self._begin(prompt))
+                await self._thread.call(lambda: self.publisher.begin(message, prompt.request))
         except Exception as error:
             prompt.events.put_nowait(error)
 
     def _leave(self, prompt: OpenPrompt) -> None:
-        """Whatever is left of it ends; nothing happens to what is over already."""
+        """End what is left of a prompt; nothing happens to what is over already."""
         self.prompts.remove(prompt)
-        self._thread.post(lambda: self._abandon(prompt.message.transfer_id))
+        self._thread.post(lambda: self.publisher.abandon(prompt.message.transfer_id))
         self._publish_capacity()
 
     def _on_tick(self) -> None:
@@ -216,7 +212,7 @@ class PrefillWorker:
 
     def _room(self) -> int | None:
         """Tokens whose KV could be held until decode replicas have fetched it; None: any."""
-        num_left = self._sender.held.num_left
+        num_left = self._held.num_left
         return None if num_left is None else num_left * self._engine.pool.layout.block_size
 
     def _publish_capacity(self) -> None:
@@ -248,91 +244,8 @@ class PrefillWorker:
         self._lending.end()
         self.early_calls.end()
 
-    # On the engine's thread.
-
-    def _begin(self, prompt: OpenPrompt) -> None:
-        message = prompt.message
-        self._engine.add(prompt.request)
-        self._sender.offer(
-            message.transfer_id,
-            message.receiver_epoch,
-            source=Holder(HolderKind.REQUEST, message.transfer_id),
-            num_tokens=len(message.prompt) + len(message.output),
-            time_left_s=message.time_left_ms / 1e3,
-            now=self._engine.clock(),
-        )
-
-    def _abandon(self, transfer_id: TransferId) -> None:
-        self._engine.abort(transfer_id)
-        self._sender.abort(transfer_id, "the prefill call ended")
-
-    def _on_scheduled(self, request: Request) -> None:
-        layout, transfer_id = self._engine.pool.layout, TransferId(request.request_id)
-        num_shared = request.num_cached // layout.block_size
-        num_fresh = layout.num_blocks_for(len(request.tokens)) - num_shared
-        try:
-            self._sender.take(transfer_id, num_fresh)
-        except Overloaded as error:
-            self._refuse(transfer_id, error)
-            return
-        granted = PrefillGranted(
-            transfer_id=transfer_id,
-            sender_epoch=self.core.epoch,
-            layout=layout,
-            num_tokens=len(request.tokens),
-            num_cached=request.num_cached,
-            head_runs=tuple(self._engine.pool.head_runs),
-            tells_progress=True,
-        )
-        self._thread.tell(lambda: self.prompts.put_event(transfer_id, granted))
-        self._sender.publish(transfer_id, request.num_computed)  # found in the cache
-
-    def _refuse(self, transfer_id: TransferId, why: Overloaded) -> None:
-        """Its turn has come, and others hold too much. Nothing of it is published from now on."""
-        self._thread.tell(lambda: self.prompts.put_event(transfer_id, why))
-        self._sender.abort(transfer_id, str(why))
-        self._engine.abort(transfer_id)
-
-    def _on_transfer_ended(self, transfer_id: TransferId) -> None:
-        self._thread.tell(lambda: self.prompts.put_event(transfer_id, None))
-
-    def _advanced(self) -> None:
-        now = self._engine.clock()
-        if now >= self._progress_told_at + PROGRESS_S:
-            self._progress_told_at = now
-            self._thread.tell(self.prompts.tell_progress)
-
-    def _on_layer(self, layer: int, chunks: Sequence[ScheduledChunk]) -> None:
-        self._advanced()
-        layers = self.layer_groups.computed(layer, sum([chunk.num_tokens for chunk in chunks]))
-        if not layers:
-            return
-        are_last = self.layer_groups.are_last(layers)
-        for chunk in chunks:
-            transfer_id = TransferId(chunk.request.request_id)
-            num_computed = chunk.request.num_computed + chunk.num_tokens
-            if are_last:
-                self._sender.withhold(transfer_id, num_computed, layers)
-                self._withheld.append(transfer_id)
-            else:
-                self._sender.publish(transfer_id, num_computed, layers)
-
-    def _on_step(self, report: StepReport) -> None:
-        self._thread.tell(lambda: self._receive(report))
-        self._advanced()
-        for output in report.outputs:  # the end of a transfer must not overtake the first token
-            transfer_id = TransferId(output.request.request_id)
-            if output.error is None:
-                self._sender.finish(transfer_id)
-            else:  # some of its layers may have left before the error was known
-                self._sender.abort(transfer_id, str(output.error))
-        first = {output.request.request_id for output in report.outputs}
-        withheld, self._withheld = self._withheld, []
-        for transfer_id in withheld:
-            if transfer_id not in first:  # more of the prompt is to come
-                self._sender.show(transfer_id)
-
     def _on_failure(self, failure: BaseException) -> None:
+        """Called on the engine's thread."""
         error = EngineFailed(f"the engine's thread died: {failure!r}")
         self._thread.tell(lambda: self._give_up(error))
 

@@ -84,7 +84,8 @@ class Fleet:
             self.config, role, engine, replica_id=replica_id, host="127.0.0.1"
         )
         if isinstance(replica.worker, PrefillWorker):
-            replica.worker.layer_groups.min_bytes = 0  # each layer leaves as if it were large
+            groups = replica.worker.publisher.layer_groups
+            groups.min_bytes = 0  # each layer leaves as if it were large
         self.replicas[replica_id] = replica
         self.engines[replica_id] = engine
         await self.sync()

@@ -71,7 +71,7 @@ def let_layers_leave_together(fleet: Fleet) -> None:
     """So that a piece is of all planes, whenever it is opened."""
     for replica in fleet.replicas.values():
         if isinstance(replica.worker, PrefillWorker):
-            replica.worker.layer_groups.min_bytes = 1 << 30
+            replica.worker.publisher.layer_groups.min_bytes = 1 << 30
 
 
 def silence_the_third_piece(fleet: Fleet, receiver: str) -> Chaos:
@@ -294,7 +294,7 @@ async def test_a_pull_from_a_replica_that_gets_nowhere_costs_the_silence_and_a_n
 async def test_who_waits_for_a_first_token_hears_that_the_engine_advances(
     monkeypatch: pytest.MonkeyPatch, wants_progress: bool
 ) -> None:
-    monkeypatch.setattr("baton.prefill_service.worker.PROGRESS_S", 0.0)
+    monkeypatch.setattr("baton.prefill_service.kv_publisher.PROGRESS_S", 0.0)
     async with running_fleet(make_engine=partial(echo_engine, prefill_chunk=4)) as fleet:
         worker = fleet.replicas[ReplicaId("prefill-1")].worker
         assert isinstance(worker, PrefillWorker)
