@@ -38,6 +38,8 @@ LOOK_S = 0.1
 GONE_LOOKS = 3
 """Looks in a row without the application: a Serve controller that is being replaced may list none
 for a moment."""
+SERVE_TIMEOUT_S = 5.0
+"""Within which Serve's controller must say whether it has the application."""
 STATUS_PERIOD_S = 1.0
 """Seconds between questions whether Serve has given up."""
 
@@ -129,6 +131,7 @@ class Watch:
         self._news = ReplicaNews(config.wanted_replicas)
         self._num_missed = 0
         """Looks in a row in which neither the registry nor Serve knew of the application."""
+        self._is_serve_silent = False
 
     def look(self) -> None:
         """Raises Unavailable where the application is no more."""
@@ -151,13 +154,22 @@ class Watch:
         return []
 
     def _is_missing(self) -> bool:
-        from ray import serve
+        from baton.platform.cluster.applications.applications import served
 
+        was_silent, self._is_serve_silent = self._is_serve_silent, False
         try:
-            return self._name not in serve.status().applications
+            return self._name not in served(SERVE_TIMEOUT_S)
+        except TimeoutError:
+            self._is_serve_silent = True
+            if not was_silent:
+                log.warning(
+                    "neither the registry nor Serve's controller answers; the latter was given "
+                    "%g s. What runs goes on, and both are asked again",
+                    SERVE_TIMEOUT_S,
+                )
         except Exception as error:
             log.debug("Serve could not be asked: %s", error)
-            return False
+        return False
 
 
 def wait_for(ask: Callable[[], Any], look: Callable[[], None]) -> Any:
