@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from baton.core.errors import InvalidConfig, Unavailable
 from baton.core.replicas import Membership
 from baton.gateway.requests.readiness import missing
-from baton.platform.cli.terminal.replica_news import ReplicaNews
+from baton.platform.cli.terminal.replica_news import News, ReplicaNews
 from baton.platform.cli.terminal.start_report import StartReport
 from baton.platform.config.deployment import DeploymentConfig
 
@@ -117,8 +117,8 @@ def come_up(
 
 
 class Watch:
-    """Says which replicas went and came since the last look, as the registry has it, and whether
-    anything serves at all."""
+    """Says which replicas went, came and flipped since the last look, as the registry has it, and
+    whether anything serves at all."""
 
     def __init__(self, config: DeploymentConfig) -> None:
         from ray import serve
@@ -135,14 +135,14 @@ class Watch:
 
     def look(self) -> None:
         """Raises Unavailable where the application is no more."""
-        for line in self._lines():
-            log.warning("%s", line)
+        for one in self._since_last_look():
+            log.log(one.level, "%s", one.text)
 
-    def _lines(self) -> list[str]:
+    def _since_last_look(self) -> list[News]:
         try:
             if self._known.has_come(LOOK_S):
                 self._num_missed = 0
-                return self._news.lines(self._known.take())
+                return self._news.since_last_time(self._known.take())
         except Exception as error:  # of Ray, whose head may be away: no reason to end what serves
             log.debug("the registry could not be asked: %s", error)
         self._num_missed = self._num_missed + 1 if self._is_missing() else 0
