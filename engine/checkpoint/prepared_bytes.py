@@ -17,7 +17,9 @@ from baton.kernels.products import int4_weight, int8_weight
 SIZES = {"int8": int8_weight.num_bytes, "int4": int4_weight.num_bytes}
 
 
-def prepared_bytes(model: nn.Module, dtype: str, quantize: str = "none") -> int:
+def prepared_bytes(
+    model: nn.Module, dtype: str, quantize: str = "none", *, is_deterministic: bool = False
+) -> int:
     """`model` is as its family builds it, without memory."""
     total = 0
     for target, parameter in model.named_parameters():
@@ -32,7 +34,8 @@ def prepared_bytes(model: nn.Module, dtype: str, quantize: str = "none") -> int:
             num_experts, num_rows, width = parameter.shape
             total += num_experts * SIZES[quantize](num_rows, width, is_gated=name == GATE_UP)
         elif isinstance(module, LatentHeads):
-            total += module.num_prepared * dtype_of(model, target, dtype).itemsize
+            num_prepared = module.num_prepared(is_fixed=is_deterministic)
+            total += num_prepared * dtype_of(model, target, dtype).itemsize
         else:
             total += parameter.numel() * dtype_of(model, target, dtype).itemsize
     return total
