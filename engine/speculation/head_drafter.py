@@ -1,23 +1,24 @@
-"""A head continues what the model computed, and drafts the next tokens: token by token (MTP,
-EAGLE), or all at once (P-EAGLE).
+"""Drafts with a head on the model's hidden states: token by token (MTP, EAGLE) or all tokens in one
+pass (P-EAGLE).
 
     known tokens     a b c d                 the model has computed a b c; d was drawn
-    features         A B C                   what it computed of them
-    pairs            (A b) (B c) (C d)       the head's, with an entry in its KV each
+    features         A B C                   the model's hidden states of a b c
+    pairs            (A b) (B c) (C d)       inputs of the head, each with an entry in the head's KV
     draft            x  from (C d), y from (C' x), z from (C'' y)     primes: the head's own outputs
-    next, x right    (D x) is computed over (C' x), and so on
-    at once          x from (C d), y from a mask behind it, z from another
+    next, x right    (D x) overwrites (C' x), and so on
+    at once          x from (C d), y from a mask token after it, z from another
 
-Pairs of verified tokens stay in the head's KV, in blocks of its own; those of drafts are
-overwritten. Where features are kept with the KV (`FeaturePlane`), those of a request are read when
-the head first drafts for it, whoever computed them. What it finds nowhere it never sees
-(`num_missing`): rotary positions are relative, so it goes on as if the first token that it saw were
-the first of the text. A prompt that shares a prefix with another one that was read whole finds its
-pairs, named by the tokens. Features that find no block wait until there are `MIN_READ` of them, and
-are then dropped as if they had not been shown.
+Pairs of verified tokens stay in the head's KV, in blocks of its own; pairs of draft tokens are
+overwritten. Where features are kept with the KV (`FeaturePlane`), the head reads a request's
+features when it first drafts for it, whichever replica computed them. Tokens without features are
+missing from the head's KV (`num_missing`). As rotary positions are relative, the head goes on as if
+the first token that it saw were the first of the text. The head's KV has a prefix cache, too:
+blocks of pairs are named by their tokens, so a prompt reuses the pairs of a shared prefix that was
+read without gaps. Features for which there is no block wait; once there are more than `MIN_READ`,
+they are dropped and count as missing.
 
-While drafting is paused nothing is read. Features that are kept are read when their request is
-drafted for again; where none are kept, the outputs of the last `NUM_SHOWN` passes wait.
+While drafting is paused the head reads nothing. Features that are kept are read when their request
+is drafted for again; where none are kept, the outputs of the last `NUM_SHOWN` passes are retained.
 """
 
 from __future__ import annotations
@@ -42,37 +43,39 @@ from baton.engine.speculation.growing_draft import GrowingDraft, grow, grow_at_o
 from baton.engine.speculation.hidden_reader import Shown, tails
 
 MIN_READ = 64
-"""Features that are read as soon as they are shown; fewer wait for the next draft."""
+"""More than this many features are read right after the pass; fewer wait for the next draft."""
 NUM_SHOWN = 16
-"""Last passes of a rest that are shown: enough to draft by, and with 64 each trial of a head that
-does not pay would lose two or three steps more."""
+"""Number of passes at the end of a pause whose outputs are retained. 16 are enough context to draft
+by; with 64, each trial of a head that does not pay would lose two or three steps more."""
 MAX_READ = 2048
-"""Features that the head reads at once: they need not fit into memory together. As many of those
-that are kept are read in one step, so that a long prompt does not hold up the others."""
+"""Most features per pass of the head, which bounds its memory. It is also the most kept features
+that are read in one step, so that a long prompt does not delay other requests."""
 
 
 @dataclass(slots=True, eq=False)
 class _Reading:
-    """What the head has of one request."""
+    """The head's state of one request."""
 
     request: Request
     num_pairs: int
     """Pairs of verified tokens in the head's KV."""
     num_named: int
+    """Pairs in full blocks that have their names in the prefix cache already."""
     skipped: int = 0
-    """The position of a token less the place of its pair: so many tokens are missing."""
+    """Number of missing tokens: a token's position minus the index of its pair in the head's KV."""
     num_rows: int = 0
-    """Joined features that have no pair in its KV yet."""
+    """Joined features that have no pair in the head's KV yet."""
     _pieces: list[Tensor] = field(init=False, default_factory=list)
-    """They, end to end: to put them together in each step would take longer than to draft."""
+    """Those features, in pieces [n, D] that are concatenated on use: concatenating them in every
+    step would take longer than drafting."""
     num_told: int = 0
-    """Missing tokens that have been counted already."""
+    """Missing tokens that are in the drafter's count already."""
     is_nameable: bool = field(init=False, default=True)
-    """No token was skipped: its KV is what the tokens say."""
+    """Whether no token was skipped, so that the request's tokens name the content of its blocks."""
 
     @property
     def rows(self) -> Tensor:
-        """[n, D]"""
+        """Joined features [n, D] that have no pair in the head's KV yet."""
         if len(self._pieces) != 1:
             self._pieces = [torch.cat(self._pieces)]
         return self._pieces[0]
@@ -88,12 +91,12 @@ class _Reading:
 
     @property
     def end(self) -> int:
-        """The position behind the last of `rows`."""
+        """The position after the last of `rows`."""
         return self.position + self.num_rows
 
     def add(self, start: int, rows: Tensor) -> None:
-        """Add the features [n, D] of the tokens from `start` on, in the place of those of
-        drafts."""
+        """Add the features [n, D] of the tokens from position `start` on. They replace features of
+        rejected draft tokens at the same positions."""
         first = self.position
         if start == self.end:
             self._pieces.append(rows)
@@ -107,12 +110,12 @@ class _Reading:
             self.rows = rows[first - start :]
 
     def cut(self, end: int) -> None:
-        """What it has from position `end` on is of drafts."""
+        """Drop the features from position `end` on, which belong to draft tokens."""
         if self.num_rows:
             self.rows = self.rows[: max(0, end - self.position)]
 
     def drop(self, num_rows: int) -> None:
-        """The first of them, for good."""
+        """Drop the first `num_rows` features for good; their tokens count as missing."""
         self._skip(num_rows)
         self.rows = self.rows[num_rows:].clone()
 
@@ -121,12 +124,13 @@ class _Reading:
         self.is_nameable = False
 
     def num_ready(self) -> int:
-        """Rows of known tokens with a known one behind them."""
+        """Features of known tokens whose next token is known, too."""
         return min(self.num_rows, len(self.request.tokens) - 1 - self.position)
 
     def chunk(
         self, num_rows: int, masks: Sequence[Mask], blocks: Sequence[int], num_outputs: int
     ) -> Chunk:
+        """The chunk of a pass over the first `num_rows` features, followed by `masks`."""
         start = self.position + 1
         known = self.request.tokens[start : start + num_rows]
         return Chunk(
@@ -138,6 +142,8 @@ class _Reading:
 
 
 class HeadDrafter:
+    """A `Drafter` and `HiddenReader`, for MTP, EAGLE and P-EAGLE heads."""
+
     is_costly = True
     num_passes = NUM_SHOWN
 
@@ -151,8 +157,8 @@ class HeadDrafter:
         taped: TapedHead | None = None,
         has_own_noise: bool = False,
     ) -> None:
-        """`cache` is nobody else's, and that of `taped`; `eos_token_ids` are the model's.
-        `has_own_noise`: see `grow`."""
+        """`cache` is used by this drafter alone, and is the one that `taped` was recorded with;
+        `eos_token_ids` are the model's. `has_own_noise`: see `grow`."""
         self._has_own_noise = has_own_noise
         self.name = name
         self.num_missing = 0
@@ -166,20 +172,21 @@ class HeadDrafter:
         self._pool = BlockPool(cache)
         self._readings: dict[Request, _Reading] = {}
         self._unread: deque[tuple[Sequence[Shown], Tensor]] = deque(maxlen=NUM_SHOWN)
-        """What the last passes gave while drafting rested."""
+        """Hidden states of the last passes during a pause, not read yet."""
         self._is_short = False
-        """Somebody found no block since the last pass of the model."""
+        """Whether a request got no block since the model's last pass."""
         self._features: FeaturePlane | None = None
-        """Plane in which the features of the last pass were kept."""
+        """The plane in which the last pass's features were kept; None if they were not."""
 
     @property
     def drafts_at_once(self) -> bool:
-        """Whether a deeper draft takes hardly longer."""
+        """Whether all tokens of a draft take one pass, so that a longer draft takes hardly
+        longer."""
         return self._mask is not None
 
     @property
     def is_taped(self) -> bool:
-        """Whether its short passes are played without Python."""
+        """Whether short passes of the head are replayed from a recording, without Python."""
         return self._taped is not None
 
     @torch.inference_mode()
@@ -222,19 +229,20 @@ class HeadDrafter:
         joined = self._head.joined(torch.cat([rows for _, rows in self._unread]))
         self._unread.clear()
         for each, rows in zip(shown, _split(shown, joined), strict=True):
-            if each.request.phase is Phase.RUNNING:  # who was preempted is shown all again
+            if each.request.phase is Phase.RUNNING:  # a preempted request is computed again
                 self._add(each, rows)
 
     def _cut_drafts(self, shown: Sequence[Shown]) -> None:
-        """Drop the features of drafts from the last pass before a rest: what comes after may be
-        shown with a gap."""
+        """Drop features of draft tokens at the beginning of a pause: later passes may not be shown,
+        so nothing would overwrite them."""
         for request, start, _ in shown:
             reading = self._readings.get(request)
             if reading is not None and start < reading.end:
                 reading.cut(start)
 
     def _add(self, shown: Shown, rows: Tensor) -> _Reading | None:
-        """None if it is drafted for never, nothing was shown, or it is read when drafted for."""
+        """Add one request's features [n, D]. Returns None if there is nothing to add: it only wants
+        an embedding, no rows were shown, or its kept features are read when it is drafted for."""
         if shown.request.embedding is not None or not shown.num_rows:
             return None
         reading = self._readings.get(shown.request)
@@ -268,14 +276,15 @@ class HeadDrafter:
         self.forget(request)
 
     def _forget_who_was_preempted(self) -> None:
-        """What they have named may still be found when they are back."""
+        """Free the blocks of preempted requests. Named blocks may still be found by them in the
+        prefix cache when they run again."""
         for request in [r for r in self._readings if r.phase is not Phase.RUNNING]:
             self.forget(request)
         self._is_short = False
 
     def _begin(self, request: Request) -> _Reading:
-        """Begin with the pairs that are cached; blocks for others are taken when there are
-        features."""
+        """Begin a request with the pairs found in the prefix cache. Further blocks are allocated
+        when there are features to read."""
         num_cached = self._pool.hold_cached(request.holder, request.tokens[1:], _salt(request))
         reading = _Reading(request, num_cached, num_cached)
         self._readings[request] = reading
@@ -283,8 +292,8 @@ class HeadDrafter:
 
     @torch.inference_mode()
     def recall(self, requests: Sequence[Request], features: FeaturePlane | None) -> None:
-        """Read kept features of computed tokens that were not read yet, `MAX_READ` in all; requests
-        that are not up to date then are not drafted for."""
+        """Read kept features of computed tokens that were not read yet, `MAX_READ` in all. Requests
+        that are not up to date after that get no draft in this step."""
         self._features, num_left = features, MAX_READ
         if features is None:
             return
@@ -305,7 +314,8 @@ class HeadDrafter:
             self._tell_missing(reading)
 
     def _may_read(self, reading: _Reading) -> bool:
-        """There is much to be read, and room for it; without room it is dropped."""
+        """Whether there are more than `MIN_READ` features to read and blocks for them. Without
+        blocks the features are dropped."""
         num_ready = reading.num_ready()
         if num_ready <= MIN_READ:
             return False
@@ -319,7 +329,8 @@ class HeadDrafter:
         reading.request.num_draft_missing = reading.num_told = reading.skipped
 
     def _may_draft(self, reading: _Reading, max_tokens: int) -> bool:
-        """Whether the head was shown all known tokens, and has room for the draft."""
+        """Whether the head has features of all known tokens but the last, and blocks for a
+        draft."""
         num_ready = reading.num_ready()
         is_up_to_date = reading.position + num_ready == len(reading.request.tokens) - 1
         return (
@@ -332,7 +343,8 @@ class HeadDrafter:
         return has_room
 
     def _catch_up(self, readings: Sequence[_Reading]) -> None:
-        """Let the head read all that is ready but the last, which the next draft begins from."""
+        """Run the head over all features that are ready, except the last of each request, from
+        which the next draft begins."""
         behind = [reading for reading in readings if reading.num_ready() > 1]
         while behind:
             counts, num_left = [], MAX_READ
@@ -383,8 +395,9 @@ class HeadDrafter:
     def _pass(
         self, readings: Sequence[_Reading], counts: Sequence[int], *, num_outputs: int
     ) -> Tensor:
-        """Let the head read the first rows of each; what it gave of the last of them, if wanted,
-        and of as many masks behind it as there are further outputs."""
+        """Run the head over the first `counts` features of each request. Returns its outputs
+        [len(readings) * num_outputs, D]: of each request's last feature, and of the
+        `num_outputs` - 1 mask tokens after it."""
         masks = [] if self._mask is None else [self._mask] * (num_outputs - 1)
         chunks, rows = [], []
         for reading, count in zip(readings, counts, strict=True):
@@ -399,13 +412,14 @@ class HeadDrafter:
         return hidden
 
     def _run(self, chunks: Sequence[Chunk], hidden: Tensor) -> Tensor:
-        """[S, D] of the rows that are wanted."""
+        """Run the head on inputs `hidden`; returns the wanted output rows [S, D]."""
         if self._taped is not None and self._taped.fits(chunks):
             return self._taped.forward(chunks, hidden)
         return run_head(self._head, self._cache, chunks, hidden)
 
     def _name(self, reading: _Reading) -> None:
-        """Blocks that are full of verified pairs may be found by others."""
+        """Name the blocks that are full of verified pairs, so that other requests can reuse
+        them."""
         block_size = self._cache.layout.block_size
         num_full = reading.num_pairs // block_size * block_size
         if reading.is_nameable and num_full > reading.num_named:
@@ -415,10 +429,11 @@ class HeadDrafter:
 
 
 def _salt(request: Request) -> bytes:
-    """Names of pairs are of the tokens from the second on: the first is told here."""
+    """The salt of block names, including the first token: pairs are named by the tokens from the
+    second on, so the first would be missing from the name."""
     return request.salt + request.tokens[0].to_bytes(8, "little")
 
 
 def _split(shown: Sequence[Shown], rows: Tensor) -> Sequence[Tensor]:
-    """The rows of each request shown."""
+    """The rows of each request in `shown`."""
     return torch.split(rows, [each.num_rows for each in shown])
