@@ -84,8 +84,8 @@ def check_context(mesh: Mesh) -> None:
     if mesh.expert > mesh.tensor:
         raise InvalidConfig(
             f"{name} with expert parallel {mesh.expert}: ranks that compute different tokens do "
-            f"not share experts; set parallel.expert to 1 or to {mesh.tensor}, the number of tensor "
-            "ranks"
+            f"not share experts; set parallel.expert to 1 or to {mesh.tensor}, the number of "
+            "tensor ranks"
         )
 
 
