@@ -1,10 +1,8 @@
 """Measures, captures and checks CUDA graphs when an engine starts.
 
     try_graphs        measures the memory of graphs by two of each kind, over a scratch cache,
-    before
-                      the KV cache is allocated
-    capture_passes    captures those that fit, over the real cache, and compares a few with the
-    model
+                      before the KV cache is allocated
+    capture_passes    captures those that fit, over the real cache; compares a few with the model
 
 Both are collectives: all ranks of an engine call them together, and all have the same graphs or
 none. Graphs of passes with prompts are captured after those that decode, into the same memory. If

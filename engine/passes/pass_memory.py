@@ -10,8 +10,9 @@ Both are measured over a scratch cache, which is freed before the real one is al
 wraps the CUDA calls, so that the rest can be tested without a GPU. Tensor ranks measure together,
 each on its own device, and capture what fits on all of them. In addition passes of all kinds are
 run once, because kernels are compiled and libraries make plans on first use, and requests would
-wait for that (`baton.engine.passes.warm_up`). With pipeline, context or expert parallelism a pass
-depends on messages between hosts; activations are then estimated, and there are no graphs.
+wait for that (`baton.engine.passes.warm_up`). Where the communication in a pass depends on more
+than its shape (`Mesh.has_steady_passes`), activations are estimated instead, and there are no
+graphs.
 """
 
 from __future__ import annotations

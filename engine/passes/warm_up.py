@@ -1,5 +1,4 @@
-"""Passes that are run before requests come, one for each kind that uses kernels of its own on a
-GPU.
+"""Passes that are run before requests come: one for each kind that has its own kernels on a GPU.
 
     new tokens     1, 2, 4, 8 ... and the most: prompts, alone and with a request that decodes
     context        empty; as long as possible; and a length that is read in pieces of all sizes

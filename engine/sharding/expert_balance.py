@@ -1,5 +1,4 @@
-"""Plans the placement of a layer's experts from their loads: how many pairs of token and expert
-each of them got.
+"""Plans the placement of a layer's experts from their loads, the number of tokens that each got.
 
 Expert parallelism load balancing (EPLB, DeepSeek-V3, https://arxiv.org/abs/2412.19437): the busiest
 experts get copies, which share their load, and the copies are placed so that ranks get similar

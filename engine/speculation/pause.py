@@ -1,10 +1,10 @@
 """Pauses drafting while it takes more time than it saves. A pause is called a rest here.
 
     active    saved time is added up. Drafting loses time, or no draft token
-              is worth verifying                                             -> rest, because of
-              loss no draft tokens for a while                                    -> rest
-    rest      lasts until the loss is at most 0.5 % of the time; then        -> active
-              unless a trial is known to gain nothing                        -> rest as long again
+              is worth verifying                                       -> rest, because of loss
+              no draft tokens for a while                              -> rest
+    rest      lasts until the loss is at most 0.5 % of the time; then  -> active
+              unless a trial is known to gain nothing                  -> rest as long again
     trial     the first steps, and the steps after a rest because of loss: learnt acceptance rates
               are forgotten, and some tokens are verified whatever their probability
 
