@@ -198,7 +198,7 @@ _FLOATS = {
 }
 """By dtype: the integer type of the same width, a mask of all bits but the sign, and the bits of
 infinity. A number is finite if its masked bits are below those of infinity (IEEE 754)."""
-_LOOKED_AT_BYTES = 1 << 20
+_CHECKED_BYTES = 1 << 20
 """Bytes that are checked at once, so that they stay in a core's cache."""
 
 
@@ -213,7 +213,7 @@ def are_finite(memory: BlockBytes, blocks: Sequence[int]) -> bool:
     for number, plane in enumerate(memory.layout.planes):
         dtype, magnitude, infinite = _FLOATS[plane.dtype]
         views = memory.views(blocks, range(number, number + 1))
-        step = max(1, _LOOKED_AT_BYTES // plane.layer_block_bytes)
+        step = max(1, _CHECKED_BYTES // plane.layer_block_bytes)
         for start in range(0, len(views), step):
             # Copied, because torch does not accept read-only memory.
             numbers = torch.frombuffer(bytearray().join(views[start : start + step]), dtype=dtype)

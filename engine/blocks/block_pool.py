@@ -363,7 +363,7 @@ class BlockPool:
         return num_blocks
 
     def holdings(self) -> Holdings:
-        """See `KvPool.holdings`."""
+        """A copy of all tables, and the numbers of cached and free blocks."""
         return Holdings(
             num_blocks=self.num_blocks,
             tables=self._copied_tables(),

@@ -39,7 +39,7 @@ class CapturedModel:
         longest, positions = limits.max_blocks * self.block_size, self.model.positions
         return longest if positions is None else min(longest, positions.size)
 
-    def nobody(self, run: int) -> Chunk:
+    def padding(self, run: int) -> Chunk:
         """A padding chunk of `run` tokens, which belongs to no request and writes to the spare
         block."""
         return Chunk((0,) * run, 0, (self.spare_block,) * -(-run // self.block_size), run)

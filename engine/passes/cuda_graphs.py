@@ -134,22 +134,22 @@ class DecodeGraphs:
         ones, belong to requests. Padding rows are not written again while the same requests go on
         decoding."""
         num_missing = size.num_requests - len(chunks)
-        made_up = [self.captured.nobody(size.run)] * num_missing
+        filler = [self.captured.padding(size.run)] * num_missing
         if size.run > 1:
             self._decoding = None
-            padded = [self._made_up(chunk, size.run) for chunk in chunks]
+            padded = [self._padded(chunk, size.run) for chunk in chunks]
             lengths = [len(chunk.tokens) for chunk in chunks]
-            self._batch.fill([*padded, *made_up], _somebodys_first(lengths, size))
+            self._batch.fill([*padded, *filler], _padding_last(lengths, size))
             return sum(lengths)
         is_decoding = isinstance(chunks, Decoding)
         if not (is_decoding and chunks is self._decoding):
-            self._batch.fill([*chunks, *made_up])
+            self._batch.fill([*chunks, *filler])
             self._decoding = chunks if is_decoding else None
         if is_decoding:
             self._batch.fill(chunks)
         return len(chunks)
 
-    def _made_up(self, chunk: Chunk, run: int) -> Chunk:
+    def _padded(self, chunk: Chunk, run: int) -> Chunk:
         """`chunk`, padded to `run` tokens."""
         tokens, start, blocks, _, lane = chunk
         num_blocks = -(-(start + run) // self.captured.block_size)
@@ -158,7 +158,7 @@ class DecodeGraphs:
         return Chunk([*tokens, *[0] * (run - len(tokens))], start, blocks, run, lane)
 
 
-def _somebodys_first(lengths: Sequence[int], size: GraphSize) -> list[int]:
+def _padding_last(lengths: Sequence[int], size: GraphSize) -> list[int]:
     """The rows of a padded pass, reordered: first those of the first `lengths` tokens of each
     request, then the padding."""
     rows: list[int] = []
@@ -174,5 +174,5 @@ def decode_run(
     captured: CapturedModel, static: StaticBatch, size: GraphSize
 ) -> Callable[[], Outputs]:
     """A function that runs a pass of this size, all of it padding, to be captured."""
-    batch = static.fill([captured.nobody(size.run)] * size.num_requests)
+    batch = static.fill([captured.padding(size.run)] * size.num_requests)
     return captured.run_of(batch, static.limits.max_blocks, has_logits=True)

@@ -124,7 +124,7 @@ def _checked_rows(
         start = len(shared) * captured.block_size
         rows.append(Chunk(tokens, start, (*shared, *own), len(tokens)))
     num_missing = size.num_requests - len(rows)
-    return rows + [captured.nobody(size.run)] * num_missing
+    return rows + [captured.padding(size.run)] * num_missing
 
 
 def agree(found: Tensor, wanted: Tensor) -> bool:

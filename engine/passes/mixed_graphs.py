@@ -113,8 +113,8 @@ class MixedGraphs:
     def padded(self, chunks: Sequence[Chunk], size: int) -> list[Chunk]:
         """The pass, padded to `size` tokens. Padding has no outputs."""
         padding = size - sum(len(chunk.tokens) for chunk in chunks)
-        made_up = [self.captured.nobody(padding)] if padding else []
-        return [*chunks, *(chunk._replace(num_outputs=0) for chunk in made_up)]
+        filler = [self.captured.padding(padding)] if padding else []
+        return [*chunks, *(chunk._replace(num_outputs=0) for chunk in filler)]
 
     def _fill(self, chunks: Sequence[Chunk], size: int) -> int:
         """Write the padded pass into the batch; returns how many of the outputs, the first ones,
@@ -133,7 +133,7 @@ def mixed_run(
     captured: CapturedModel, static: StaticBatch, num_tokens: int
 ) -> Callable[[], Outputs]:
     """A function that runs a pass of `num_tokens` padding tokens, to be captured."""
-    nobody = [captured.nobody(num_tokens)]
-    batch = static.fill(nobody, [0] * num_tokens, static.limits.max_requests)
+    padding = [captured.padding(num_tokens)]
+    batch = static.fill(padding, [0] * num_tokens, static.limits.max_requests)
     batch = replace(batch, sequences=replace(batch.sequences, is_captured=True))
     return captured.run_of(batch, static.limits.max_blocks, has_logits=False)

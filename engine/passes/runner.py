@@ -102,9 +102,9 @@ class ModelRunner:
             if self.taped is not None and self.taped.fits(chunks):
                 return self.taped.forward(self.taped.batch.fill(chunks), on_layer)
             if self.graphs is not None and (size := self.graphs.size_for(chunks)):
-                return self._told(self.graphs.forward(chunks, size), on_layer)
+                return self._after_all_layers(self.graphs.forward(chunks, size), on_layer)
             if self.mixed is not None and (num_tokens := self.mixed.size_for(chunks)):
-                return self._told(self.mixed.forward(chunks, num_tokens), on_layer)
+                return self._after_all_layers(self.mixed.forward(chunks, num_tokens), on_layer)
             batch = make_batch(chunks, cache.layout.block_size, cache.device)
             hidden: Tensor = self.model(batch, self._layers, on_layer, self._taps)
         return hidden
@@ -138,7 +138,7 @@ class ModelRunner:
             made = None if self.graphs is None else self.graphs.logits_of(hidden)
             return self.model.logits(hidden) if made is None else made
 
-    def _told(self, hidden: Tensor, on_layer: OnLayer) -> Tensor:
+    def _after_all_layers(self, hidden: Tensor, on_layer: OnLayer) -> Tensor:
         """`hidden`, after calling `on_layer` for all layers: a graph cannot stop after each."""
         for layer in range(self.cache.layout.num_layers):
             on_layer(layer)

@@ -57,16 +57,16 @@ class AcceptanceRates:
         """The estimated probability, for each draft token, that it and all before it are accepted.
         `confidences` are the drafter's, one per token."""
         rate = self._place_of_rate(request)
-        hopes, before, share, hope = [], None, 0.0, 1.0
+        probabilities, before, share, probability = [], None, 0.0, 1.0
         for confidence in confidences:
             if confidence != before:
                 place = _place(confidence, NUM_CONFIDENCES)
                 of_any, one = self._of_any[place], self._of_rate[place][rate]
                 known = PRIOR * of_any.num_right / of_any.num
                 share, before = (one.num_right + known) / (one.num + PRIOR), confidence
-            hope *= share
-            hopes.append(hope)
-        return hopes
+            probability *= share
+            probabilities.append(probability)
+        return probabilities
 
     def learn(self, request: Request, confidences: Sequence[float], num_right: int) -> None:
         """Learn that of a draft with these confidences the first `num_right` tokens were

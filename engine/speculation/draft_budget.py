@@ -72,9 +72,9 @@ class DraftBudget(Protocol):
         with the number of tokens; None for the others.
         """
 
-    def num_rows(self, num_running: int, hopes: Sequence[float]) -> int:
-        """How many of the draft tokens to verify. `hopes`: the probability of each that it is
-        accepted, the likeliest first."""
+    def num_rows(self, num_running: int, probabilities: Sequence[float]) -> int:
+        """How many of the draft tokens to verify. `probabilities`: of each that it is accepted, the
+        likeliest first."""
 
     def learn(self, report: StepReport, seconds: float) -> None:
         """Take in a step that took `seconds`, with drafts or without."""
@@ -116,8 +116,8 @@ class FixedBudget:
     def depth(self, num_running: int, num_asking: int, share: float | None) -> int:
         return self.max_tokens
 
-    def num_rows(self, num_running: int, hopes: Sequence[float]) -> int:
-        return len(hopes)
+    def num_rows(self, num_running: int, probabilities: Sequence[float]) -> int:
+        return len(probabilities)
 
     def learn(self, report: StepReport, seconds: float) -> None:
         """Does nothing."""
@@ -155,7 +155,7 @@ class AdaptiveBudget:
         self._at_once = at_once
         self._num_drafting = 0
         """Steps with drafts since plain steps were measured last."""
-        self._hope = 1.0
+        self._optimistic_share = 1.0
         """Optimistic share of accepted draft tokens: 1, or for drafters whose cost grows with the
         number of tokens the share with half as many rejections as recently."""
         self._gain = 0.0
@@ -198,7 +198,7 @@ class AdaptiveBudget:
 
     def depth(self, num_running: int, num_asking: int, share: float | None) -> int:
         self._depth = self.max_tokens
-        self._hope = 1.0 if share is None else (1 + share) / 2
+        self._optimistic_share = 1.0 if share is None else (1 + share) / 2
         if share is not None:
             self._depth = self._payoff.best_depth(num_running, num_asking, share)
         if self._pause.is_trial:
@@ -206,9 +206,9 @@ class AdaptiveBudget:
         self._is_refused = not self._depth
         return self._depth
 
-    def num_rows(self, num_running: int, hopes: Sequence[float]) -> int:
-        best = self._payoff.best_rows(num_running, hopes)
-        if not best and hopes:
+    def num_rows(self, num_running: int, probabilities: Sequence[float]) -> int:
+        best = self._payoff.best_rows(num_running, probabilities)
+        if not best and probabilities:
             best = int(self._pause.is_trial)
         self._is_refused = not best
         return best
@@ -238,7 +238,9 @@ class AdaptiveBudget:
         if balance is not None:
             gain = balance.saved_s / balance.spent_s if balance.spent_s > 0 else 0.0
             self._gain += (gain - self._gain) / 16
-            self._pause.add(balance, partial(self._payoff.stake, balance.num_running, self._hope))
+            self._pause.add(
+                balance, partial(self._payoff.stake, balance.num_running, self._optimistic_share)
+            )
 
     def nap_s(self, step_s: float) -> float:
         return min(self._pause.deep_s(step_s), MAX_NAP * step_s)
@@ -253,7 +255,7 @@ class AdaptiveBudget:
         if gain > WORTH:
             self._pause.wake()
             return True
-        self._pause.is_hopeless = num_compared >= MIN_COMPARED and gain < WORTH / 2
+        self._pause.would_gain_nothing = num_compared >= MIN_COMPARED and gain < WORTH / 2
         return False
 
     def left(self) -> None:
@@ -265,7 +267,7 @@ class AdaptiveBudget:
 
     def _could_pay(self, num_running: int) -> bool:
         """Whether drafts with the optimistic acceptance rate would be worth verifying."""
-        return self._payoff.stake(num_running, self._hope, is_free=True) > 0
+        return self._payoff.stake(num_running, self._optimistic_share, is_free=True) > 0
 
     def _measure(self, report: StepReport, pass_s: float) -> None:
         num_drafted, payoff = report.num_drafted, self._payoff

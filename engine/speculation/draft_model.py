@@ -27,7 +27,7 @@ from baton.engine.sampling.sampler import chances_of, draw_and_weigh
 from baton.engine.sampling.sampling_plan import SamplingPlan
 from baton.engine.speculation.drafter import NO_DRAFT, Draft
 
-LEAST_HOPE = 0.1
+MIN_PROBABILITY = 0.1
 """A draft ends where its probability of being right as a whole falls below this."""
 
 
@@ -45,7 +45,7 @@ class _Drafting:
     confidences: list[float] = field(default_factory=list)
     q: list[Tensor] = field(default_factory=list)
     """The distributions [V] that the draft tokens were drawn from, for the published rule."""
-    hope: float = 1.0
+    probability: float = 1.0
     """Probability that the whole draft is right. Stays 1 for sampled requests, for which the draft
     model cannot tell."""
 
@@ -57,7 +57,7 @@ class _Drafting:
             sure += 1
         del computed[sure:]
         self.num_sure = sure
-        self.tokens, self.confidences, self.q, self.hope = [], [], [], 1.0
+        self.tokens, self.confidences, self.q, self.probability = [], [], [], 1.0
 
     def done(self) -> Draft:
         """The finished draft. Its distributions are handed over and not kept, as they are large."""
@@ -186,8 +186,12 @@ class ModelDrafter:
         for row, (number, token, confidence, is_finite) in enumerate(found):
             each = drawing[number]
             if not each.request.sampling.temperature:
-                each.hope *= confidence
-            if not is_finite or each.hope < LEAST_HOPE or token in each.request.ending.tokens:
+                each.probability *= confidence
+            if (
+                not is_finite
+                or each.probability < MIN_PROBABILITY
+                or token in each.request.ending.tokens
+            ):
                 continue
             each.tokens.append(token)
             each.confidences.append(confidence)

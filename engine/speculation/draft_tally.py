@@ -53,8 +53,8 @@ class DraftTally:
         return {
             "draft_acceptance": 0.0 if self.acceptance is None else self.acceptance,
             "proposed_tokens_total": counts.num_proposed,
-            **_told("verified_tokens_at_total", counts.num_verified_at),
-            **_told("accepted_tokens_at_total", counts.num_accepted_at),
+            **_metrics_by_position("verified_tokens_at_total", counts.num_verified_at),
+            **_metrics_by_position("accepted_tokens_at_total", counts.num_accepted_at),
         }
 
 
@@ -64,5 +64,5 @@ def _by_position(lens: Counter[int]) -> tuple[int, ...]:
     return tuple(accumulate(nums))[::-1]
 
 
-def _told(name: str, nums: Sequence[int]) -> dict[str, float]:
+def _metrics_by_position(name: str, nums: Sequence[int]) -> dict[str, float]:
     return {f'{name}{{position="{at}"}}': num for at, num in enumerate(nums, 1)}

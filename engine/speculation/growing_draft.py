@@ -15,7 +15,7 @@ from baton.engine.sampling.sampling_plan import SamplingPlan
 from baton.engine.sampling.sampling_row import SamplingRow
 from baton.engine.speculation.drafter import Draft
 
-LEAST_HOPE = 0.1
+MIN_PROBABILITY = 0.1
 """A draft ends where its probability of being right as a whole falls below this."""
 
 
@@ -28,7 +28,7 @@ class GrowingDraft:
     confidences: list[float] = field(default_factory=list)
     q: list[Tensor] = field(default_factory=list)
     """The distributions [V] that the tokens were drawn from, for the published rule."""
-    hope: float = 1.0
+    probability: float = 1.0
     """Probability that the whole draft is right. Stays 1 for sampled requests, for which it is not
     known."""
 
@@ -37,8 +37,12 @@ class GrowingDraft:
         ends before a token that may end the request, non-finite logits, or a token with which the
         whole draft is unlikely to be right."""
         if not self.request.sampling.temperature:
-            self.hope *= confidence
-        if not is_finite or self.hope < LEAST_HOPE or token in self.request.ending.tokens:
+            self.probability *= confidence
+        if (
+            not is_finite
+            or self.probability < MIN_PROBABILITY
+            or token in self.request.ending.tokens
+        ):
             return False
         self.tokens.append(token)
         self.confidences.append(confidence)

@@ -21,7 +21,7 @@ from baton.engine.request.request import Request
 from baton.engine.speculation.drafter import NO_DRAFT, Draft
 from baton.engine.speculation.ngram_pool import LENGTH, MAX_NGRAMS, Match, NgramPool
 
-STRETCH = 2048
+MAX_POOLED = 2048
 """Most tokens of text whose n-grams are added in one step, over all requests; takes about 3 ms."""
 IN_PLACE, ELSEWHERE = (0.8, 0.9), (0.3, 0.65)
 """Confidences of an n-gram's second token and of its later ones: if the token before the n-gram is
@@ -62,7 +62,7 @@ class LookaheadDrafter:
         self._trajectories: dict[Request, _Trajectory] = {}
 
     def propose(self, requests: Sequence[Request], max_tokens: int) -> list[Draft]:
-        left, drafts = STRETCH, []
+        left, drafts = MAX_POOLED, []
         for request in requests:
             one = self._of(request)
             _refine(one, request.tokens)

@@ -85,14 +85,14 @@ class Pause:
         self._rest_s = 0.0
         """Seconds of steps until the rest is over."""
         self._whole_rest_s, self._num_prolonged = 0.0, 0
-        self.is_hopeless = False
+        self.would_gain_nothing = False
         """Set if unverified drafts made during the rest would have gained nothing: it is prolonged
         then."""
         self._growth = 1.0
         self._is_trial_next = False
         self._num_trial_tokens = TRIAL_TOKENS
         """Tokens that the trial has yet to verify. The first steps of an engine are a trial."""
-        self._num_who_rest = self._num_left = 0
+        self._num_running_before = self._num_left = 0
         """Number of requests that ran when the rest began, and that have left since."""
         self._begin_window(FIRST_WINDOW)
         self._credit_s = 0.0
@@ -151,7 +151,7 @@ class Pause:
         """Note that a request has left. With credit, the rest ends once all requests that ran at
         its beginning have left."""
         self._num_left += 1
-        if self._num_left >= self._num_who_rest and self._has_credit:
+        if self._num_left >= self._num_running_before and self._has_credit:
             self._rest_s = 0.0
             self.is_deep = False
 
@@ -196,17 +196,17 @@ class Pause:
         """Whether a trial would gain nothing, judged by unverified drafts or by step times."""
         if self._num_prolonged >= MAX_PROLONGED:
             return False
-        return self.is_hopeless or (self._is_trial_next and not could_pay())
+        return self.would_gain_nothing or (self._is_trial_next and not could_pay())
 
     def _begin_rest(self, balance: Balance, stake: float, *, is_loss: bool) -> None:
         allowed = TRIAL_SHARE * min(1.0, max(LEAST_STAKE, stake))
         if self._has_credit:
             self._growth = 1.0
         self._rest_s = self._growth * max(MIN_REST * balance.plain_s, -self._credit_s / allowed)
-        self._whole_rest_s, self._num_prolonged, self.is_hopeless = self._rest_s, 0, False
+        self._whole_rest_s, self._num_prolonged, self.would_gain_nothing = self._rest_s, 0, False
         self._growth = min(2 * self._growth, MAX_GROWTH)
         self.is_deep = False
-        self._num_who_rest, self._num_left = balance.num_running, 0
+        self._num_running_before, self._num_left = balance.num_running, 0
         self.has_lost |= is_loss
         self.num_pauses += is_loss
         self._is_trial_next = is_loss

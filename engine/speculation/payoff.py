@@ -108,31 +108,31 @@ class Payoff:
                 best, best_rate = depth, rate
         return best
 
-    def best_rows(self, num_running: int, hopes: Sequence[float]) -> int:
-        """How many of the draft tokens to verify; 0 if no number pays. `hopes`: the probability of
-        each that it is accepted, the likeliest first."""
+    def best_rows(self, num_running: int, probabilities: Sequence[float]) -> int:
+        """How many of the draft tokens to verify; 0 if no number pays. `probabilities`: of each
+        that it is accepted, the likeliest first."""
         tried = self.steps.max_tried(num_running)
         # Far more rows than were ever measured are not tried at once.
-        most = min(len(hopes), max(2, num_running, 2 * tried))
+        most = min(len(probabilities), max(2, num_running, 2 * tried))
         best, best_rate = 0, MIN_GAIN
         gain, num = 0.0, 0
         while num < most:
             stop = min(most, num + max(1, num // 4))
-            gain += sum(hopes[num:stop])
+            gain += sum(probabilities[num:stop])
             num = stop
             rate = (1 + gain / num_running) / self._ratio(num_running, num)
             if rate > best_rate:
                 best, best_rate = num, rate
         return best
 
-    def stake(self, num_running: int, hope: float, *, is_free: bool = False) -> float:
-        """The most that drafting could gain if a share `hope` of draft tokens were accepted: the
+    def stake(self, num_running: int, share: float, *, is_free: bool = False) -> float:
+        """The most that drafting could gain if `share` of draft tokens were accepted: the
         best speedup of all depths, minus 1. Negative if no depth pays. `is_free`: leave out the
         time of drafting, which may change sooner than that of verification."""
         plain_s = None if is_free else self.steps.plain_s(num_running)
         best = gain = 0.0
         for depth in range(1, self._max_tokens + 1):
-            gain += hope**depth
+            gain += share**depth
             ratio = self._ratio(num_running, depth * num_running)
             if plain_s is not None:
                 ratio += self.drafts.seconds(depth) / plain_s

@@ -245,20 +245,20 @@ class Speculation:
         """The draft tokens to verify, by request: as many of the likeliest as the budget allows. If
         the drafter gives distributions, all are verified: the published rule is exact only if the
         selection does not depend on which tokens were drawn."""
-        hopes: list[float] = []
+        probabilities: list[float] = []
         owners: list[Request] = []
         for request, draft in drafts.items():
             chances = self._acceptance.of(request, draft.confidences)
-            hopes += chances
+            probabilities += chances
             owners += [request] * len(chances)
-        if not hopes:
+        if not probabilities:
             return NO_DRAFTS
-        self._tally.num_proposed += len(hopes)
+        self._tally.num_proposed += len(probabilities)
         # Probabilities never rise within a draft, and the sort is stable, so prefixes are selected.
-        order = sorted(range(len(hopes)), key=hopes.__getitem__, reverse=True)
-        num_rows, are_drawn = len(hopes), any([draft.q for draft in drafts.values()])
+        order = sorted(range(len(probabilities)), key=probabilities.__getitem__, reverse=True)
+        num_rows, are_drawn = len(probabilities), any([draft.q for draft in drafts.values()])
         if not are_drawn:
-            num_rows = self._budget.num_rows(num_running, [hopes[at] for at in order])
+            num_rows = self._budget.num_rows(num_running, [probabilities[at] for at in order])
         if not num_rows:
             return NO_DRAFTS
         lens: dict[Request, int] = {}

@@ -33,11 +33,11 @@ MEMORY = 16
 """Number of drafts that the running mean covers, plus one for each running request."""
 
 
-class _Kept(NamedTuple):
+class _KeptDraft(NamedTuple):
     request: Request
     draft: Draft
     position: int
-    num_worth: int
+    num_to_verify: int
     """How many of the draft's first tokens would have been verified."""
 
 
@@ -48,7 +48,7 @@ class Watch:
         self._drafter = drafter
         self._acceptance = acceptance
         self._max_tokens = max_tokens
-        self._kept: _Kept | None = None
+        self._kept: _KeptDraft | None = None
         self._allowed_s = self._look_s = 0.0
         """Seconds that may be spent now, and seconds that a look takes on average."""
         self._turn = 0
@@ -93,9 +93,9 @@ class Watch:
             self._turn = (self._turn + 1) % len(running)
             request = running[self._turn]
             (draft,) = self._drafter.propose((request,), self._max_tokens)
-            hopes = self._acceptance.of(request, draft.confidences)
-            num_worth = sum([hope > row_price for hope in hopes])
-            self._kept = _Kept(request, draft, len(request.tokens), num_worth)
+            probabilities = self._acceptance.of(request, draft.confidences)
+            num_to_verify = sum([probability > row_price for probability in probabilities])
+            self._kept = _KeptDraft(request, draft, len(request.tokens), num_to_verify)
         seconds = clock() - started_at
         self._look_s += (seconds - self._look_s) / 8 if self._look_s else seconds
         self._allowed_s -= seconds
@@ -108,7 +108,7 @@ class Watch:
     def _share(self) -> float:
         return max(LEAST_SHARE, SHARE * HALVING / (HALVING + self._num_in_vain))
 
-    def _is_over(self, kept: _Kept, num_running: int, row_price: float) -> bool:
+    def _is_over(self, kept: _KeptDraft, num_running: int, row_price: float) -> bool:
         """Whether the outcome of the draft is known; if so, it is taken into the mean."""
         request = kept.request
         drafted = kept.draft.tokens
@@ -120,7 +120,7 @@ class Watch:
             return False
         if drafted:
             self._acceptance.learn(request, kept.draft.confidences, num_right)
-        gain = min(num_right, kept.num_worth) - row_price * kept.num_worth
+        gain = min(num_right, kept.num_to_verify) - row_price * kept.num_to_verify
         self.gain += (gain - self.gain) / (MEMORY + num_running)
         self.num_compared += 1
         self._num_in_vain += 1
