@@ -115,8 +115,8 @@ def ranks_of(
     with (
         mock.patch.object(growing_draft, "draw_and_weigh", ranking.draw_and_weigh),
         mock.patch.object(draft_model, "draw_and_weigh", ranking.draw_and_weigh),
-        mock.patch.object(growing_draft, "LEAST_HOPE", 0.0),
-        mock.patch.object(draft_model, "LEAST_HOPE", 0.0),
+        mock.patch.object(growing_draft, "MIN_PROBABILITY", 0.0),
+        mock.patch.object(draft_model, "MIN_PROBABILITY", 0.0),
     ):
         for number, prompt in enumerate(prompts):
             request, same = (_request(number, prompt, heat) for _ in range(2))

@@ -1,4 +1,5 @@
-"""Pinning what a request asked to keep, as soon as it is computed, and what became of all pins."""
+"""Pins the prefixes that requests ask to keep (cache points) once they are computed, and gives
+metrics of all pins."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ def pin_computed(request: Request, pool: BlockPool) -> None:
                 f"cache point: {num_tokens} of {point.num_tokens} tokens are kept; "
                 "cache.pinned_fraction allows no more"
                 if pool.is_prefix_caching
-                else "cache point: nothing is kept, for prefix caching is off"
+                else "cache point: nothing is kept, as prefix caching is off"
             )
         if pinned.num_displaced:
             request.cache_notes.append(
