@@ -30,7 +30,7 @@ from baton.engine.checkpoint.load_ends import ends_of
 from baton.engine.checkpoint.quantized.methods import as_whole, parse_layout
 from baton.engine.checkpoint.reading import CheckpointReader
 from baton.engine.layers.attention import HeadShape
-from baton.engine.models.config.description import read_json
+from baton.engine.models.config.description import read_json, wrong
 from baton.engine.models.config.keys import ConfigKeys
 from baton.engine.models.config.model_config import ModelConfig
 from baton.engine.models.families.llama import LLAMA
@@ -236,8 +236,8 @@ def _taps(raw: Mapping[str, object], loaded: LoadedModel) -> tuple[int, ...]:
     if not isinstance(taps, list) or not all(
         isinstance(tap, int) and 0 <= tap < num_layers for tap in taps
     ):
-        raise CheckpointError(
-            "config.json: `eagle_aux_hidden_state_layer_ids` must be layers of the model, of which "
+        raise wrong(
+            "`eagle_aux_hidden_state_layer_ids` must be layers of the model, of which "
             f"there are {num_layers}, not {taps!r}"
         )
     return tuple(taps)
@@ -254,9 +254,9 @@ def _mask_token(
             "`mask_hidden`; set speculation.method to eagle"
         )
     if not isinstance(token, int) or not 0 <= token < vocab_size:
-        raise CheckpointError(
-            f"config.json: `ptd_token_id`, the mask token, must be at least 0 and below "
-            f"{vocab_size}, not {token!r}"
+        raise wrong(
+            f"`ptd_token_id`, the mask token, must be at least 0 and below {vocab_size}, not "
+            f"{token!r}"
         )
     return token
 

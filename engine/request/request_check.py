@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from baton.core.errors import InvalidRequest
 from baton.core.sampling import FinishReason
+from baton.core.wording import count_of
 from baton.engine.models.config.info import ModelInfo
 from baton.engine.request.pooling import Embedding
 from baton.engine.request.request import Request
@@ -39,8 +40,8 @@ def check_request(
         )
     if finish_reason is not None or request.has_reached_own_limit:
         raise InvalidRequest(
-            f"{name} has nothing left to generate after {len(request.output)} output tokens; "
-            "raise max_tokens",
+            f"{name} has nothing left to generate after "
+            f"{count_of(len(request.output), 'output token')}; raise max_tokens",
             field="max_tokens",
         )
 

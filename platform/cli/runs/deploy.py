@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from baton.core.errors import InvalidConfig, Unavailable
-from baton.core.replicas import Membership
+from baton.core.replicas import Membership, counts_by_role
+from baton.core.wording import count_of
 from baton.gateway.requests.readiness import missing
 from baton.platform.cli.terminal.replica_news import News, ReplicaNews
 from baton.platform.cli.terminal.start_report import StartReport
@@ -223,8 +224,8 @@ class _Answer:
 
 
 def _counted(config: DeploymentConfig) -> str:
-    counts = [f"{number} {role}" for role, number in config.wanted_replicas.items()]
-    return f"{' and '.join(counts)} replicas, {config.gateway.replicas} gateway"
+    replicas = counts_by_role(config.wanted_replicas)
+    return f"{replicas}, {count_of(config.gateway.replicas, 'gateway')}"
 
 
 def _raise_if_given_up(name: str) -> None:

@@ -333,7 +333,7 @@ def test_whoever_builds_at_first_use_says_so_before(
 ) -> None:
     find_or_build(tmp_path / "cache", COMPILER)
 
-    assert "kernels for this CPU are compiled, once: 1 sources" in caplog.text
+    assert "kernels for this CPU are compiled, once: 1 source," in caplog.text
 
 
 def test_a_compiler_may_be_several_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
