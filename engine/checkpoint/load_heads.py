@@ -62,8 +62,8 @@ def load_mtp_head(folder: Path, loaded: LoadedModel, *, device: str) -> MtpHead:
     names = names_of(family, config.num_layers)
     if not family.further_layers or names.checkpoint["join.first.weight"][0] not in stored:
         raise CheckpointError(
-            f"{folder} has no MTP head, which predicts the token after the next; set another "
-            "speculation.method"
+            f"{folder} has no MTP head, which predicts the token after the next; use a checkpoint "
+            "that has one, or do without it"
         )
     head = MtpHead(config, family)
     _read(head, names, folder, stored, loaded.info.dtype, device, heads=config.heads)
