@@ -1,8 +1,12 @@
-"""The cost of constraining tool calls to their schemas: python -m bench.call_grammars
+"""The cost of constraining tool calls to their schemas.
 
-Milliseconds on one thread, for a vocabulary of a large model's size that is drawn by chance: to
-check a grammar (a gateway and a replica, once), to start from it again (each request), and for each
-token of text and of a call, to accept it and compute what may come next.
+Milliseconds on one thread, with a random vocabulary of a large model's size:
+
+    check      compile a grammar, once at a gateway and once at a replica
+    start      start from the compiled grammar, for each request
+    token      accept a token of text or of a call, and compute the mask of the next one
+
+    python -m bench.call_grammars
 """
 
 from __future__ import annotations
@@ -92,7 +96,7 @@ def timed(act: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def functions(num_tools: int) -> Iterator[Function]:
-    """As an agent offers them: a page of words, and a few arguments each."""
+    """Functions as an agent offers them: a page of description, and a few arguments each."""
     words = "Reads from, or writes to, the place that it is told; see the manual for more. " * 12
     for number in range(num_tools):
         properties = {
@@ -110,7 +114,7 @@ def functions(num_tools: int) -> Iterator[Function]:
 
 
 def tokenizer_json(vocab_size: int) -> str:
-    """All bytes, marks, and words of letters, drawn by chance."""
+    """A tokenizer of all bytes, the marks of calls, and random words."""
     letters = "etaoinshrdlucmfwypvbgkjqxz"
     chance = random.Random(7)
     words: dict[str, None] = dict.fromkeys(BYTES)
@@ -141,7 +145,7 @@ def tokenizer_json(vocab_size: int) -> str:
 
 
 def _bytes() -> list[str]:
-    """How byte-level tokenizers spell each byte."""
+    """The character by which byte-level tokenizers write each byte."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))
     return [chr(byte) if byte in plain else chr(next(others)) for byte in range(256)]

@@ -3,7 +3,7 @@
     steps       LOW, HIGH, LOW, each a third of the time
     sinusoid    LOW to HIGH and back, once
 
-Arrivals are Poisson's at the rate of their time. `python -m bench.changing_loads FOLDER`
+Arrivals are a Poisson process whose rate changes with time. `python -m bench.changing_loads FOLDER`
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from random import Random
 
 LASTS_S = 1200.0
 LOW, HIGH = 1.0, 4.0
-"""Times `--rate`."""
+"""Factors of `--rate`."""
 
 
 def steps(share: float) -> float:
@@ -48,7 +48,8 @@ def main() -> None:
 
 
 def _lines(shape: Callable[[float], float], options: argparse.Namespace) -> list[str]:
-    """Thinned: of arrivals at the highest rate each stays with the chance of its time's."""
+    """Arrivals by thinning: of a Poisson process at the highest rate, each arrival is kept with the
+    probability of its time's rate over the highest."""
     found: list[str] = []
     random, at_s = Random(options.seed), 0.0
     while True:

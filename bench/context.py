@@ -1,11 +1,11 @@
 """Times a long prompt on one rank, and on two context-parallel ranks, with one thread each.
 
-    model     that of small_llama.py
-    pass      one prompt, nothing of it in the cache; one output
-    at best   half: what the ranks do and what they exchange, as if neither waited for the other
+    model     bench/small_llama.py
+    pass      the prefill of one prompt without a cached prefix, and one output token
+    at best   half the computation plus the exchange, if no rank ever waits for the other
 
-The two are timed in turns, and the least of each is told. Besides the wall, which other work on the
-machine makes longer, the time that the processor gave to the lead: waiting is not in it.
+Both take turns; the table has the minimum of each. Beside the wall time, which other processes
+lengthen, is the CPU time of the leading rank, which does not include waiting.
 
     python -m bench.context [--tokens 64 512 2048] [--turns 3]
 """
@@ -36,7 +36,7 @@ NUM_RANKS = 2
 class Took:
     wall_s: float
     own_s: float
-    """CPU seconds of this process."""
+    """CPU seconds of the leading rank's process."""
 
 
 def engine_config(num_tokens: int) -> EngineConfig:
@@ -53,7 +53,7 @@ def time_pass(runner: Runner, chunks: Sequence[Chunk]) -> Took:
 
 
 def exchanged_bytes(chunks: Sequence[Chunk], block_bytes: int) -> int:
-    """Bytes that the lead sends in a pass."""
+    """Bytes that the leading rank sends in a pass."""
     shares = share_tokens(chunks, NUM_RANKS, BLOCK_SIZE)
     assert shares is not None
     most = max(sum(len(p.blocks_of(chunks, BLOCK_SIZE)) for p in share) for share in shares)

@@ -1,14 +1,15 @@
-"""What drafting needs of prompts that a prefill replica computed: carried, or computed again.
+"""Draft features of prompts that a prefill replica computed: transferred, or computed again.
 
-    sizes      from shapes alone: bytes to carry a token against FLOPs to compute it on the decode
-               replica, as microseconds on a link and a device, and what the engine chooses
-    ways       the same for models that are small enough to be run here: a pass over a prompt, and
-               a handoff by gRPC between two processes, timed; does the rule choose the quicker?
-    measured   the demo model, one prefill and one decode replica in this process: drafts that were
-               right, bytes, and times, with features and without, beside one engine alone
+    sizes      from shapes alone: the bytes to transfer a token's features against the FLOPs to
+               compute them on the decode replica, as microseconds on a given link and device, and
+               what the engine chooses
+    ways       the same for models small enough to run here, measured: a prefill pass, and a
+               handoff over gRPC between two processes; does the engine choose the faster way?
+    measured   the demo model with one prefill and one decode replica in this process: acceptance,
+               bytes and times with features and without, beside a single engine
 
 Features (MTP, EAGLE) can only be computed by the model itself. The KV of a draft model is computed
-where it is needed or elsewhere, for the same FLOPs, and then carried besides.
+where it is needed, or elsewhere for the same FLOPs and then has to be transferred as well.
 
     python -m bench.draft_features [--rounds 3] [--output 64] [--link 1.25] [--device 400]
                                    [--only ways ...]
@@ -81,7 +82,7 @@ class Shape:
     layout: KvLayout
     width: int
     num_active: int
-    """Active parameters per token."""
+    """Active parameters a token."""
 
     @classmethod
     def of(cls, name: str, kv_dtype: str) -> Shape:
@@ -100,7 +101,7 @@ class Shape:
 
 
 def sizes(speeds: Speeds) -> Rows:
-    """A row each: bytes and time to carry a token, time to compute it, what the rule chooses."""
+    """A row a model: bytes and time to transfer a token, to compute it, and the engine's choice."""
     for method, name, kv_dtype in HEADS:
         model = Shape.of(name, kv_dtype)
         features = DraftFeatures(kind=OUTPUTS, width=model.width, dtype="bfloat16")
@@ -134,7 +135,7 @@ class Measured:
     num_missing: int
     kv_bytes: int
     first_ms: float
-    """Median, as below: to the first token, and from its end to the KV that is adopted."""
+    """Median time to the first token; below, the median time from there until the KV is adopted."""
     transfer_ms: float
     total_s: float
     outputs: Sequence[Sequence[int]]
@@ -173,13 +174,13 @@ async def measure(
 
 
 def ways(num_rounds: int) -> Rows:
-    """A row each: bytes a token, microseconds by the rule, as timed, and which way both choose."""
+    """A row a model: bytes a token, estimated and measured microseconds, and the choice by each."""
     link_s = asyncio.run(_seconds_per_byte())
     speeds = SPEEDS["cpu"]
     with model_folder() as dummy_folder:
         demo, draft = (load_model(find_model(name)) for name in ("demo", "draft"))
         dummy = load_model(dummy_folder, load_format="dummy")
-        for name, model in (("demo", demo), ("65 million made-up weights", dummy)):
+        for name, model in (("demo", demo), ("65 million random weights", dummy)):
             width, dtype = model.model.width, model.info.dtype
             features = DraftFeatures(kind=OUTPUTS, width=width, dtype=dtype)
             needs = Needs(carried_bytes=features.token_bytes, computed_flops=2 * model.num_active)
@@ -212,7 +213,7 @@ async def _seconds_per_byte() -> float:
 
 
 def _prefill_s(model: LoadedModel, num_rounds: int) -> float:
-    """Of a token of a prompt that one engine computes: the median, but for the first."""
+    """Seconds to prefill a token with one engine: the median of all runs but the first."""
     engine = engine_around(model, EngineConfig(cache=CacheConfig(prefix_caching=False)), "cpu")
     found = []
     for number in range(num_rounds + 1):
@@ -226,7 +227,7 @@ def _prefill_s(model: LoadedModel, num_rounds: int) -> float:
 
 
 def measured(num_rounds: int, num_output: int) -> Rows:
-    """A row each way, of the median round; raises RuntimeError if tokens differ."""
+    """A row a way, of the median round. Raises RuntimeError if tokens differ."""
     speculation: dict[str, Any] = {
         "method": "eagle",
         "features": "on",

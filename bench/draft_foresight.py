@@ -1,10 +1,11 @@
-"""What looked-up drafts would win if no wrong one were ever verified: the most that any choice of
-them can win.
+"""An upper bound for drafts that are looked up in texts: the speedup if no wrong draft token were
+ever verified.
 
-    answers    of the demo without drafts, greedy, on code
-    drafts     of a method, behind each token of them, with what it has seen until then
-    foresight  as many tokens of each are verified as are right: they cost their rows, no more
-    prices     steps with so many rows a request, in steps without: see bench/draft_trees.py
+    answers    the demo model's greedy answers without speculation, on code
+    drafts     what a method drafts after each token of them, from what it has seen so far
+    foresight  only the draft tokens that are right are verified, and cost a row each
+    prices     the time of a step by rows a request, over that of a step without drafts: measured by
+               bench/draft_trees.py
 
     python -m bench.draft_foresight [--batches 1 16] [--cpu-time]
 """
@@ -49,7 +50,7 @@ def foresight(
     answers: Sequence[Sequence[int]],
     ratios: Sequence[float],
 ) -> tuple[int, int, float]:
-    """Tokens, steps and what those take, in steps without drafts, while all of them run."""
+    """Tokens, steps, and the time of these in steps without drafts, while all requests run."""
     requests = [_request(number, prompt) for number, prompt in enumerate(prompts)]
     for request, answer in zip(requests, answers, strict=True):
         request.append(answer[0])

@@ -1,18 +1,21 @@
-"""The most that any drafting could win, by what rows cost on this machine now.
+"""Upper bounds for the speedup of speculative decoding, by what rows cost on this machine now.
 
-    phases      of a step in which each request has so many tokens drafted: guessing (nothing here:
-                drafts are told), choosing them, planning, laying out, the pass, the head, drawing
-                and giving out, learning; microseconds, medians, engines in turns step by step
-    all right   times plain decoding if every draft were right and none took time to make: what no
-                method can pass as long as steps take what they do
-    needed      the share of drafted tokens that must be right for the aim, 2.0 times at 1 request
-                and 1.4 at 16, if each stands behind right ones as likely
-    bare rows   `all right` if a step cost beyond a plain one nothing but its pass and its head
-    arithmetic  `all right` if a row took no longer than one of 128 does in the model's products,
-                and nothing else took any time: what no code can pass without cheaper products
+    phases      of a step that verifies so many draft tokens a request: drafting (free here, drafts
+                are given), choosing drafts, scheduling, building the batch, the forward pass, the
+                output head, sampling, and updating the drafter; median microseconds, engines take
+                turns step by step
+    all right   speedup if every draft token were accepted and drafting took no time: no method can
+                be faster while steps take what they do
+    needed      the acceptance rate that gives the target speedup, 2.0 at 1 request and 1.4 at 16,
+                if it is the same at each position
+    bare rows   `all right` if a verifying step cost nothing beyond a plain one but its forward pass
+                and its output head
+    arithmetic  `all right` if a row took no longer than one of 128 does in the model's matrix
+                products, and nothing else took any time: no code can be faster without cheaper
+                products
 
-All drafts that are timed are wrong, so that engines stay side by side: to enter right ones costs
-a microsecond or two each more.
+All drafts that are timed are wrong, so that engines stay in step; accepting a token costs a
+microsecond or two more.
 
     python -m bench.draft_limits [--batches 1 16] [--steps 60] [--cpu-time]
 """
@@ -37,17 +40,17 @@ from baton.engine.engine import Engine
 from baton.platform.models.model_folder import find_model
 
 AIMS = {1: 2.0, 16: 1.4}
-"""Times plain decoding, by requests."""
+"""Target speedups over plain decoding, by number of requests."""
 MANY_ROWS = 128
 WARM_STEPS = 8
 PHASES = ("choose", "plan", "lay out", "pass", "head", "draw", "learn")
 
 Phases = Sequence[float]
-"""Microseconds of each of `PHASES`."""
+"""Microseconds of each phase, as in `PHASES`."""
 
 
 class Timed:
-    """An engine that verifies so many tokens a request, and what its steps took."""
+    """An engine that verifies so many draft tokens a request, and the times of its steps."""
 
     def __init__(self, model: LoadedModel, prompts: Sequence[Sequence[int]], num: int) -> None:
         self.num_prompts = len(prompts)
@@ -83,18 +86,17 @@ class Timed:
 def timed(
     model: LoadedModel, prompts: Sequence[Sequence[int]], num_steps: int
 ) -> dict[int, Phases]:
-    """By tokens drafted for each request."""
+    """Median times of the phases, by draft tokens a request."""
     engines = {num: Timed(model, prompts, num) for num in range(MAX_TOKENS + 1)}
-    for step in range(
-        num_steps + WARM_STEPS
-    ):  # in turns: a machine that others use is slow for seconds
+    # In turns, since other processes slow the machine down for seconds at a time.
+    for step in range(num_steps + WARM_STEPS):
         for engine in engines.values():
             engine.step(counts=step >= WARM_STEPS)
     return {num: engine.phases() for num, engine in engines.items()}
 
 
 def needed(gain: float, num_drafted: int) -> float | None:
-    """The share a of which 1 + a + a^2 + ... of so many is `gain`; None if not even all would."""
+    """The acceptance rate a for which 1 + a + a^2 + ... is `gain`; None if a = 1 is too little."""
     if gain > 1 + num_drafted:
         return None
     low, high = 0.0, 1.0
@@ -147,13 +149,13 @@ def main() -> None:
         by_num = timed(demo, prompts[:batch], options.steps)
         taken += [[f"{batch}, {num}", *us, sum(us)] for num, us in by_num.items()]
         most += limits(by_num, batch, row_us)
-    print(table(("requests, drafted of each", *PHASES, "step, us"), taken), end="\n\n")
+    print(table(("requests, draft tokens each", *PHASES, "step, us"), taken), end="\n\n")
     header = (
-        "requests, drafted of each",
-        "step, in plain ones",
-        "all right",
-        "needed",
-        "bare rows",
+        "requests, draft tokens each",
+        "step time / plain step",
+        "speedup, all accepted",
+        "acceptance needed",
+        "speedup, bare rows",
         "arithmetic",
     )
     print(table(header, most), end="\n\n")

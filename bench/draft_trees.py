@@ -1,19 +1,20 @@
-"""What trees of drafts could win over chains, from measured ranks and measured prices of rows.
+"""The speedup of token trees over chains of drafts, from measured ranks and costs of rows.
 
-    chain      a - b - c - d          of each position the likeliest token
-    tree       a - b - c              the same number of rows, spread over what else may come
+    chain      a - b - c - d          the likeliest token of each position
+    tree       a - b - c              as many rows, some for the second likeliest token
                |   ` - c'
                ` - b'
 
-    ranks      how often the token that the model draws is the drafter's first, second, ... choice
-               at a position, if all before it are right; the demo and what drafts for it, on code
-    prices     seconds of a step that verifies so many rows a request, in steps without drafts
-    won        tokens a second of the best tree over those of the best chain, each of as many rows
-               as pay best, `MAX_ROWS` a request at most
+    ranks      how often the model's token is the drafter's first, second, ... choice at a position,
+               given that all before it were accepted; the demo model and its drafters, on code
+    prices     the time of a step that verifies so many rows a request, over that of a step without
+               drafts
+    won        tokens a second of the best tree over those of the best chain, each with the number
+               of rows that pays best, at most `MAX_ROWS` a request
 
-The best tree of n rows is the n most likely nodes, a node being as likely as the product of the
-shares of the ranks on the way to it. What a tree costs beyond its rows (masks, moved KV, a head run
-on more branches) counts as nothing: what is told is the most it could win.
+The best tree of n rows is the n most probable nodes; the probability of a node is the product of
+the shares of the ranks on its path. What a tree costs beyond its rows (masks, moving KV, drafting
+more branches) is not counted, so the result is an upper bound.
 
     python -m bench.draft_trees [--batches 1 4] [--cpu-time]
 """
@@ -58,15 +59,15 @@ PROMPT_LEN, NUM_NEW, NUM_PROMPTS = 128, 96, 12
 STEPS, WARM_STEPS = 40, 8
 ANY_TOKEN = 500
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
-"""Drafted for a request, whose price is measured; between them lines."""
+"""Draft tokens a request whose cost is measured; others are interpolated."""
 
 Ranks = Sequence[Sequence[float]]
-"""By position, by rank: the share of tokens that are of that rank."""
+"""The share of tokens, by position and by the drafter's rank of them."""
 
 
 class Ranking:
-    """Stands where drafters draw: writes down of which rank the model's own token is, and gives
-    them that one, so that they go on behind right tokens. For one request at a time."""
+    """Takes the place of drafters' sampling: records the rank of the model's own token, and returns
+    that token, so that drafting continues after accepted tokens. For one request at a time."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.name, self.is_costly = drafter.name, drafter.is_costly
@@ -75,7 +76,7 @@ class Ranking:
         self._ahead: list[int] = []
         self._depth = 0
         self.counts = [[0] * (MAX_RANK + 1) for _ in range(MAX_DEPTH)]
-        """By position, by rank; the last is of tokens that are of none."""
+        """Counts by position and rank; the last is of tokens that the drafter did not rank."""
 
     def propose(self, requests: Sequence[Request], max_tokens: int) -> list[Draft]:
         (request,) = requests
@@ -115,8 +116,8 @@ def ranks_of(
     with (
         mock.patch.object(growing_draft, "draw_and_weigh", ranking.draw_and_weigh),
         mock.patch.object(draft_model, "draw_and_weigh", ranking.draw_and_weigh),
-        mock.patch.object(growing_draft, "LEAST_HOPE", 0.0),
-        mock.patch.object(draft_model, "LEAST_HOPE", 0.0),
+        mock.patch.object(growing_draft, "MIN_PROBABILITY", 0.0),
+        mock.patch.object(draft_model, "MIN_PROBABILITY", 0.0),
     ):
         for number, prompt in enumerate(prompts):
             request, same = (_request(number, prompt, heat) for _ in range(2))
@@ -129,10 +130,11 @@ def ranks_of(
 
 
 def prices(model: LoadedModel, prompts: Sequence[Sequence[int]]) -> list[float]:
-    """By rows drafted for each request: a step, in steps without. All drafts are wrong."""
+    """Step time over that without drafts, by draft tokens a request. All drafts are wrong."""
     engines = {rows: wrong_engine(model, prompts, rows) for rows in (0, *ROWS)}
     times: dict[int, list[float]] = {rows: [] for rows in engines}
-    for step in range(STEPS):  # in turns: a machine that others use is slow for seconds
+    # In turns, since other processes slow the machine down for seconds at a time.
+    for step in range(STEPS):
         for rows, engine in engines.items():
             started = engine.clock()
             engine.step()
@@ -141,7 +143,9 @@ def prices(model: LoadedModel, prompts: Sequence[Sequence[int]]) -> list[float]:
     for rows, engine in engines.items():
         assert engine.stats.num_drafted >= rows * len(prompts) * (STEPS - WARM_STEPS)
     known = {rows: median(each) for rows, each in times.items()}
-    for more, fewer in pairwise(reversed(known)):  # a row less takes no longer: that is noise
+    for more, fewer in pairwise(
+        reversed(known)
+    ):  # fewer rows cannot take longer: the rest is noise
         known[fewer] = min(known[fewer], known[more])
     ratios = [1.0]
     for (low, at_low), (high, at_high) in pairwise(known.items()):
@@ -152,7 +156,7 @@ def prices(model: LoadedModel, prompts: Sequence[Sequence[int]]) -> list[float]:
 
 
 def wrong_engine(model: LoadedModel, prompts: Sequence[Sequence[int]], rows: int) -> Engine:
-    """One whose requests have so many tokens drafted in each step, all wrong."""
+    """An engine whose requests get so many draft tokens in each step, all wrong."""
     engine, drafter = _engine(model), KnowingDrafter(0.0)
     requests = [_request(i, prompt, 0.0) for i, prompt in enumerate(prompts)]
     drafter.answers = {each.request_id: [ANY_TOKEN] * 4 * NUM_NEW for each in requests}
@@ -164,7 +168,7 @@ def wrong_engine(model: LoadedModel, prompts: Sequence[Sequence[int]], rows: int
 
 
 def chain(ranks: Ranks) -> list[float]:
-    """By rows: drafted tokens that are right, in the mean."""
+    """The mean number of accepted draft tokens of a chain, by its rows."""
     hope, total, totals = 1.0, 0.0, [0.0]
     for row in ranks:
         hope *= row[0]
@@ -174,7 +178,7 @@ def chain(ranks: Ranks) -> list[float]:
 
 
 def tree(ranks: Ranks) -> list[float]:
-    """The same of the likeliest nodes."""
+    """The mean number of accepted draft tokens of the best tree, by its rows."""
     total, totals = 0.0, [0.0]
     nodes = [(-share, 0) for share in ranks[0]]
     heapq.heapify(nodes)
@@ -189,7 +193,7 @@ def tree(ranks: Ranks) -> list[float]:
 
 
 def best(right: Sequence[float], ratios: Sequence[float]) -> tuple[float, int]:
-    """Times plain decoding, and with how many rows."""
+    """The best speedup over plain decoding, and its number of rows."""
     return max(
         ((1 + right[rows]) / ratios[rows], rows) for rows in range(min(len(right), len(ratios)))
     )
@@ -252,7 +256,11 @@ def main() -> None:
         [f"{name}, batch {batch}", *[ratios[n] for n in ROWS]]
         for (name, batch), ratios in priced.items()
     ]
-    print(table(("prices", *map(str, ROWS)), rows), end="\n\n", flush=True)
+    print(
+        table(("step time / plain step, by draft tokens", *map(str, ROWS)), rows),
+        end="\n\n",
+        flush=True,
+    )
     ranked: list[list[str | float]] = []
     won: list[list[str | float]] = []
     for heat in (0.0, 0.7):
@@ -268,8 +276,22 @@ def main() -> None:
                     [f"{title}; {name}", str(batch), chained[0], str(chained[1]), branched[0],
                      str(branched[1]), f"{100 * (branched[0] / chained[0] - 1):.1f}"]
                 )  # fmt: skip
-    print(table(("ranks", "position", "first", "second", "third", "fourth"), ranked), end="\n\n")
-    won_header = ("method; prices", "batch", "chain", "rows", "tree", "rows", "won, %")
+    print(
+        table(
+            ("share of accepted tokens by rank", "position", "first", "second", "third", "fourth"),
+            ranked,
+        ),
+        end="\n\n",
+    )
+    won_header = (
+        "method; costs of",
+        "batch",
+        "speedup, chain",
+        "rows",
+        "speedup, tree",
+        "rows",
+        "tree over chain, %",
+    )
     print(table(won_header, won), surroundings(), sep="\n\n")
 
 

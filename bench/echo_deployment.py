@@ -2,10 +2,9 @@
 
     us -- HTTP --> gateway -- gRPC --> decode -- gRPC --> prefill
 
-Everything is the real thing but the engine's runner, which echoes, and the registry, which is told
-once who is there. Passes take no time, or what is asked for: then they wait for it, and leave the
-machine's cores to the rest. The tokenizer is the demo model's. Event loops are uvloop's, as in
-Ray's workers.
+All is real except the engine's runner, which echoes, and the registry, which is given the replicas
+once. Passes take no time, or sleep for a configured one, which leaves the cores to the rest. The
+tokenizer is the demo model's. Event loops are uvloop's, as in Ray's workers.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from baton.router.defaults import DEFAULT_POLICY
 
 HOST = "127.0.0.1"
 VOCAB_SIZE = 4096
-"""The demo model's."""
+"""The size of the demo model's vocabulary."""
 NUM_BLOCKS = 4096
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 20.0
@@ -40,7 +39,7 @@ STOP_LIMIT_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """The processes, by name, and where to ask."""
+    """The running processes by name, and the gateway's address."""
 
     http_port: int
     admin_port: int
@@ -62,14 +61,14 @@ class Layout:
     num_decode: int = 1
     policy: str = DEFAULT_POLICY
     step_times: StepTimes = field(default_factory=StepTimes)
-    """Of each replica's passes, at least."""
+    """The least times of each replica's passes."""
     prefill_chunk: int | None = None
-    """Most tokens of a prompt in one pass; None: as many as go into it."""
+    """The most tokens of a prompt in one pass; None: as many as fit."""
 
 
 @contextmanager
 def running(layout: Layout | None = None) -> Iterator[Running]:
-    """Start all of them, then end them. Raises TimeoutError if one does not come up."""
+    """Start all processes, and end them on leaving. Raises TimeoutError if one does not come up."""
     layout = layout or Layout()
     numbers = {Role.PREFILL: layout.num_prefill, Role.DECODE: layout.num_decode}
     with ExitStack() as stack:
@@ -86,12 +85,12 @@ def running(layout: Layout | None = None) -> Iterator[Running]:
 
 @contextmanager
 def _child(target: Any, argument: Any) -> Iterator[tuple[psutil.Process, Any]]:
-    """A process, and what it says once it is ready."""
+    """A child process, and the message it sends once it is ready."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process: BaseProcess = context.Process(target=target, args=(theirs, argument), daemon=True)
     process.start()
-    theirs.close()  # so that it notices our end, and we its
+    theirs.close()  # so that each side notices when the other ends
     try:
         if not ours.poll(START_LIMIT_S):
             raise TimeoutError(f"{target.__name__}({argument}) did not come up")
@@ -110,7 +109,7 @@ def _replica(pipe: Connection, what: tuple[ReplicaId, Role, Layout]) -> None:
 async def _serve_replica(
     pipe: Connection, replica_id: ReplicaId, role: Role, layout: Layout
 ) -> None:
-    import torch  # a gateway has none, so this module must not import it for all
+    import torch  # a gateway does not import torch, so this module must not either
     from bench.paced.runner import PacedRunner
 
     from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
@@ -165,7 +164,7 @@ async def _serve_gateway(pipe: Connection, infos: Sequence[ReplicaInfo], policy:
 
 
 async def _told_to_stop(pipe: Connection) -> None:
-    """Return when the other end of the pipe is closed, or its process gone."""
+    """Returns when the other end of the pipe is closed, or its process is gone."""
     try:
         await asyncio.to_thread(pipe.recv)
     except EOFError:

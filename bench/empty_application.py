@@ -1,8 +1,8 @@
 """Times Ray with an empty Serve application: a lower bound of `baton serve`'s start.
 
 python -m bench.empty_application            prints ANSWERED when the application does, then ends
-python -m bench.empty_application ADDRESS    the same in a cluster that is there, until standard
-                                             input ends: its actor is what any costs there
+python -m bench.empty_application ADDRESS    the same in a running cluster, until standard input
+                                             ends: shows what any Serve actor costs there
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from baton.platform.cluster.local_cluster import (
 
 ANSWERED = "the empty application answers"
 NUM_CPUS = 2
-"""One for each of its actors, which are Serve's controller and the replica."""
+"""A CPU for each actor: Serve's controller and the replica."""
 NAME = "empty"
 
 

@@ -2,8 +2,8 @@
 
     schedule -> forward: inputs | the runner | commit of computed tokens -> sample
 
-The runner is timed by itself: what is left of `forward` is bookkeeping. Times are medians over
-windows of 16 steps, one block of tokens, so that the naming of full blocks is in each of them.
+The runner is timed separately; the rest of `forward` is bookkeeping. Times are medians over windows
+of 16 steps, one block of tokens, so that each includes the hashing of full blocks.
 
     python -m bench.engine_steps
 """
@@ -39,7 +39,7 @@ from baton.platform.config.deployment import DEMO_MODEL
 from baton.platform.models.model_folder import find_model
 
 VOCAB_SIZE = 4096
-"""The demo model's."""
+"""The size of the demo model's vocabulary."""
 PROMPT_LEN = 128
 BLOCK_SIZE = 16
 NUM_BLOCKS = 4096
@@ -60,7 +60,7 @@ class StepCost:
     bookkeeping: float
     sample: float
     whole: float
-    """By the clock of whoever calls `Engine.step`."""
+    """The whole step, by the clock of the caller of `Engine.step`."""
 
     @property
     def overhead(self) -> float:
@@ -69,7 +69,7 @@ class StepCost:
 
 
 class TimedRunner:
-    """Passes on, and adds up what the passes took."""
+    """Forwards all calls, and adds up the times of passes."""
 
     def __init__(self, runner: Runner, clock: Clock = time.perf_counter) -> None:
         self._runner = runner
@@ -98,7 +98,7 @@ class TimedRunner:
 def decode_cost(
     runner: Runner, num_running: int, sampling: SamplingParams, num_windows: int
 ) -> StepCost:
-    """Medians over windows of `num_running` requests that decode side by side."""
+    """Medians over windows in which `num_running` requests decode together."""
     timed = TimedRunner(runner)
     engine = Engine(timed, EngineConfig(cache=CacheConfig(num_blocks=NUM_BLOCKS)))
     for index in range(num_running):
@@ -137,7 +137,7 @@ def _window(engine: Engine, runner: TimedRunner) -> tuple[float, float, float, f
 
 @contextmanager
 def busy_neighbour() -> Iterator[None]:
-    """Runs another process that keeps a core busy."""
+    """Runs another process, which keeps a core busy."""
     process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         yield
@@ -154,7 +154,7 @@ def echo_runner() -> Runner:
 def matmul_us(
     loaded: LoadedModel, num_rows: int, clock: Clock = time.perf_counter, repeats: int = 100
 ) -> float:
-    """The model's matrix products alone, once each: a floor for a pass of so many tokens."""
+    """Microseconds of the model's matrix products alone: a lower bound of a pass."""
     layers = [layer for layer in loaded.model.modules() if isinstance(layer, Linear)]
     widths = {layer.weight.shape[1] for layer in layers}
     inputs = {width: torch.randn(num_rows, width) for width in widths}

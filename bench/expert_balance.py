@@ -1,9 +1,9 @@
-"""How even the balancer makes a skewed load of experts: the busiest rank by the mean one.
+"""How well the balancer evens out skewed loads of experts: load of the busiest rank / mean load.
 
     python -m bench.expert_balance
 
-Loads follow Zipf's law: the i-th busiest expert gets 1 / i of what the busiest gets. Copies are
-thought to share their expert's load evenly, as they do of many pairs.
+Loads follow Zipf's law: the i-th busiest expert gets 1 / i of the load of the busiest. Replicas of
+an expert are taken to share its load evenly, as they do for many tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Shape:
     num_experts: int
     num_ranks: int
     num_redundant: int
-    """On each rank."""
+    """Redundant experts on each rank."""
 
     def start(self) -> ExpertMap:
         return spread(self.num_experts, self.num_ranks, self.num_redundant)

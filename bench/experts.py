@@ -1,11 +1,12 @@
-"""What the products of a layer of experts take, beside what reading and multiplying take at best.
+"""Times of the matrix products of a layer of experts, beside their lower bounds.
 
     experts   32 of them, 8 a token, 2048 wide, feed-forwards of 768       (Qwen3-30B-A3B has 128)
-    limits    of the same kind of weight: one row times a large matrix;  512 rows times an expert's
+    limits    with the same kind of weight: one row times a large matrix (bytes a second), and 512
+              rows times an expert's matrix (FLOPs a second)
 
-One thread, and the time that it was given, so that other work on the machine takes less away from
-what is found. The floor is the larger of bytes over the first limit and FLOPs over the second: of
-weights of few bits the first is what is read and widened.
+One thread, in CPU time, so that other processes disturb less. The lower bound is the larger of
+bytes over the first limit and FLOPs over the second; with quantised weights the first includes
+dequantising.
 
     python -m bench.experts [bfloat16] [int8] [int4]
 """
@@ -49,7 +50,7 @@ class Limits:
 
 
 def best_s(run: Callable[[], object]) -> float:
-    """The least CPU seconds of this thread, of as many runs as `LEAST_S` allows."""
+    """The least CPU seconds of this thread, over as many runs as `LEAST_S` allows."""
     run()
     taken: list[float] = []
     while len(taken) < 3 or sum(taken) < LEAST_S:

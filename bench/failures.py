@@ -1,12 +1,12 @@
-"""Measures what clients notice of a failing replica, a missing registry, a killed gateway.
+"""What clients notice of failing replicas, a missing registry and a killed gateway.
 
     2 prefill and 2 decode replicas (processes, bench/paced/replica.py), a gateway, prompts of 200
-    to 1,000 tokens that nobody has cached, Poisson arrivals at about half of what prefill can do,
-    24 tokens each. From a quarter of the time to three quarters one thing is wrong. All cases have
-    the same prompts at the same times; each goes to one of the gateways, drawn.
+    to 1,000 tokens without cached prefixes, Poisson arrivals at about half of the prefill capacity,
+    24 output tokens each. From a quarter of the time to three quarters there is one fault. All
+    cases have the same prompts at the same times; each request goes to a random gateway.
 
-*Unasked* is without `proto/pulse.py`: a stopped process is noticed when gRPC's pings break its
-connections. Step times are slept, not computed: those of the machine count little.
+*Unasked* is without `proto/pulse.py`: a stopped process is noticed when gRPC's keepalive closes its
+connections. Step times are slept, not computed, so the speed of the machine matters little.
 
     python -m bench.failures [--seconds 24] [--away-seconds 60] [--only NAME ...]
 """
@@ -39,7 +39,7 @@ from baton.router.policies.cost import Cost
 
 RATE, NUM_TOKENS = 14.0, 24
 PLACES = 840
-"""A multiple of each number of gateways."""
+"""A multiple of every number of gateways."""
 ASKED, UNASKED = PingTiming(), PingTiming(ask_after_s=1e6)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 
@@ -56,7 +56,7 @@ class Came:
 
 @dataclass(slots=True)
 class AwayRegistry:
-    """A registry that can be away, and comes back knowing nobody."""
+    """A registry that can be away, and comes back empty."""
 
     registry: Registry = field(default_factory=Registry)
     is_away: bool = False
@@ -95,7 +95,7 @@ class Arrival(NamedTuple):
     """Seconds since the start."""
     prompt: tuple[int, ...]
     place: int
-    """Drawn from PLACES: which of the gateways it comes to."""
+    """Random, below PLACES: chooses the gateway."""
 
 
 def arrivals(seconds: float, seed: int) -> list[Arrival]:
@@ -190,7 +190,7 @@ async def measured(case: Case, seconds: float, seed: int) -> tuple[str | float, 
         case.end(world)
         await asyncio.gather(*world.gateways, return_exceptions=True)
         hearing.cancel()
-    heard = [  # of a gateway that is killed nobody hears
+    heard = [  # a killed gateway reports nothing
         one
         for gateway, each in zip(world.gateways, came, strict=True)
         if not gateway.cancelled()
@@ -228,7 +228,7 @@ async def load(
     begin: asyncio.Barrier,
     came: list[Came],
 ) -> None:
-    """One gateway, and those who ask it, once all gateways `begin`."""
+    """Runs one gateway and its clients, once all gateways `begin`."""
     dispatcher = ReplicaDispatcher(
         Routing(Cost()),
         max_waiting=10_000,
@@ -277,7 +277,7 @@ async def ask(dispatcher: ReplicaDispatcher, prompt: tuple[int, ...], came: list
 
 
 def _kill(gateway: asyncio.Task[None]) -> None:
-    """Its streams break, as those of a process that ends."""
+    """Break the gateway's streams, as the end of its process would."""
     gateway.cancel()
 
 

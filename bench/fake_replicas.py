@@ -1,10 +1,10 @@
-"""Many replicas that compute nothing, in one process, on one port; they differ by their epochs.
+"""Many replicas that compute nothing, in one process and on one port, told apart by their epochs.
 
-    python -m bench.fake_replicas NUM_BLOCKS [--busy]     the port comes by stdout
+    python -m bench.fake_replicas NUM_BLOCKS [--busy]     prints the port
 
-Each says how full it is as real ones do (`CapacityReporter`), and tells of a cache of so many
-blocks. One that is busy has something new of its capacity each second, and 8 more blocks. At each
-line of stdin the server is closed, with all its streams, and another one listens on the same port.
+Each reports its load as real replicas do (`CapacityReporter`), and a prefix cache of so many
+blocks. A busy one reports a new load and 8 more blocks each second. At each line of stdin the
+server is closed, with all its streams, and another one listens on the same port.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ NUM_NEW = 8
 NEWS_S = 1.0
 NAME_BYTES = 16
 PART_BLOCKS = 4096
-"""As in `engine/kv_feed.py`, which would bring torch along."""
+"""As in `engine/kv_feed.py`, which would import torch."""
 STEPS = StepTimes(constant_s=0.01, token_s=1e-4, pair_s=1e-9, num_prompt_steps=99)
 
 
 def capacity(number: int, num_blocks: int) -> Capacity:
-    """Never the same twice, as of a replica at work."""
+    """A capacity that changes with each call, as that of a busy replica."""
     return Capacity(
         max_open=64,
         num_running=number % 32,
@@ -63,7 +63,7 @@ class Fakes:
         self.is_busy = is_busy
 
     async def capacities(self) -> AsyncIterator[pb.Capacity]:
-        """What one of them says to one gateway."""
+        """The capacity reports of one replica to one gateway."""
         due = asyncio.Event()
         news = CapacityReporter(due.set, lambda: STEPS)
         busy = asyncio.create_task(self._work(news))
@@ -80,7 +80,7 @@ class Fakes:
             news.close()
 
     async def _work(self, news: CapacityReporter) -> None:
-        """Not all of them in the same moment."""
+        """Let the replicas report, spread over the second."""
         number, draw = 0, Random()
         news.put(capacity(number, self.num_blocks))
         await asyncio.sleep(draw.random() * NEWS_S)

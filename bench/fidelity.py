@@ -1,16 +1,15 @@
-"""The simulator against a deployment of the demo model on this machine, at 85 % of what it can do.
+"""The simulator against a deployment of the demo model on this machine, at 85 % of its capacity.
 
-    most        answers a second with many requests at once              --> rate
+    capacity    answers a second with many concurrent requests           --> rate
     first load  live and simulated, median TTFT                          --> front_s
-    second      live; what replicas then say of their steps              --> device
+    second      live; the step times that replicas report                --> device
                 simulated on that device                                 --> the table
 
     python -m bench.fidelity [--prefill N] [--decode N] [--policy NAME ...] [--seconds S] [--paced]
 
 Each policy has a deployment of its own. Live, all processes and the load generator share the
-machine's cores; simulated, nobody takes anything from anybody. --paced replicas compute nothing:
-their passes wait for as long as they are told to take, so that cores matter less, and everything
-else is live.
+machine's cores; simulated, each has its own. --paced replicas compute nothing: their passes sleep
+for a given time, so that cores matter less, and everything else is live.
 """
 
 from __future__ import annotations
@@ -41,17 +40,17 @@ from baton.platform.traces.reader import read_trace
 
 SHARE = 0.85
 MANY = 16
-"""At once for each decode replica, to see what the deployment can do."""
+"""Concurrent requests a decode replica, to measure the capacity."""
 SATURATED_S = 12.0
 SEEDS = 3
 BLOCK_SIZE = 16
 NUM_FAMILIES = 8
 FAMILY_BLOCKS = 8
-"""Half of the prompts begin with those of a family."""
+"""Blocks of a prefix that prompts of a family share; half of the prompts have one."""
 KV_BYTES_PER_S = 1e9
 STATUS_LIMIT_S = 30.0
 PACE = StepTimes(constant_s=0.03, token_s=4e-4, pair_s=2e-7, context_s=2e-6, request_s=5e-4)
-"""Of paced replicas."""
+"""Step times of paced replicas."""
 FIGURES = (
     ("TTFT median", "ttft", 50, "p50_s"),
     ("TTFT p90", "ttft", 90, "p90_s"),
@@ -93,7 +92,7 @@ def write_trace(file: Path, rate: float, seconds: float, seed: int) -> None:
 
 
 def measure(url: str, folder: Path, *arguments: object) -> dict[str, Any]:
-    """What `baton bench serve` says of a load."""
+    """The results of `baton bench serve` for a load."""
     out = folder / "live.json"
     words = [url, *arguments, "--json", out]
     subprocess.run(
@@ -107,7 +106,7 @@ def measure(url: str, folder: Path, *arguments: object) -> dict[str, Any]:
 
 
 def most_per_s(url: str, folder: Path, num_at_once: int) -> float:
-    """Answers a second, of the trace's sizes."""
+    """The capacity in answers a second, with the trace's sizes."""
     file = folder / "most.jsonl"
     write_trace(file, 200.0, SATURATED_S, seed=7)
     at_once = ("--concurrency", num_at_once, "--duration", SATURATED_S)
@@ -116,7 +115,7 @@ def most_per_s(url: str, folder: Path, num_at_once: int) -> float:
 
 
 def told_devices(admin_url: str, front_s: float) -> Devices:
-    """As the replicas say of their last steps."""
+    """The devices that replicas report from their last steps."""
     with urlopen(f"{admin_url}/debug/status", timeout=STATUS_LIMIT_S) as page:
         told = devices_of(json.load(page), admin_url)
     links = Links(bytes_per_s=KV_BYTES_PER_S, front_s=front_s)
@@ -124,7 +123,7 @@ def told_devices(admin_url: str, front_s: float) -> Devices:
 
 
 def simulate(file: Path, devices: Devices, fleet: Fleet) -> dict[str, float]:
-    """The mean of some seeds."""
+    """The means over some seeds."""
     setup = FleetSetup(
         num_prefill=fleet.num_prefill,
         num_decode=fleet.num_decode,

@@ -1,8 +1,8 @@
-"""One gateway of `bench.fleet_scale`, in a process of its own: what it pays, phase by phase.
+"""One gateway of `bench.fleet_scale`, in a process of its own: its CPU time in each phase.
 
-It is told a phase and what there is of replicas, and answers with figures by name, pickled. The
-loop's *stall* is the longest time between two turns of it: of the clock, and of this thread's CPU
-time, which other processes do not lengthen.
+It receives a phase and the replicas, and answers with results by name, pickled. A *stall* is the
+longest time between two iterations of the event loop: in wall time, and in CPU time of this
+thread, which other processes do not lengthen.
 """
 
 from __future__ import annotations
@@ -52,19 +52,17 @@ class MeasuredGateway:
             await self.fleet.apply(snapshot(*infos))
             while not self.fleet.warm_up.is_over:
                 await asyncio.sleep(TURN_S)
-            found["start: requests are placed, s"] = time.monotonic() - began
-            found["start: CPU of the event loop until then, s"] = time.thread_time() - thread_s
+            found["start: first request placed, s"] = time.monotonic() - began
+            found["start: event loop CPU until then, s"] = time.thread_time() - thread_s
             num_known = self._num_blocks
             await self._until(lambda: self._num_connected, infos)
             found["start: connected, s"] = time.monotonic() - began
             await self._until(lambda: self._num_synced, infos)
-            found["start: every cache known, s"] = time.monotonic() - began
-        found["blocks known when requests are placed, %"] = (
-            100 * num_known / max(self._num_blocks, 1)
-        )
+            found["start: all cache snapshots received, s"] = time.monotonic() - began
+        found["blocks known at the first placement, %"] = 100 * num_known / max(self._num_blocks, 1)
         found["blocks known, million"] = self._num_blocks / 1e6
-        found["MB that it grew by"] = (pss() - memory) / 1e6
-        found["MB of it all"] = pss() / 1e6
+        found["memory growth, MB (PSS)"] = (pss() - memory) / 1e6
+        found["memory, MB (PSS)"] = pss() / 1e6
         return found
 
     async def idle(self, infos: Sequence[ReplicaInfo]) -> Figures:
@@ -73,53 +71,58 @@ class MeasuredGateway:
         await asyncio.sleep(IDLE_S)
         seconds = time.monotonic() - at
         found = {
-            "idle: share of a core, %": 100 * (time.process_time() - cpu_s) / seconds,
-            "idle: of it the event loop, %": 100 * (time.thread_time() - thread_s) / seconds,
+            "idle: CPU, % of a core": 100 * (time.process_time() - cpu_s) / seconds,
+            "idle: event loop CPU, % of a core": 100 * (time.thread_time() - thread_s) / seconds,
         }
         hear = ReplicaLink._hear_capacity
         with patch.object(ReplicaLink, hear.__name__, autospec=True, side_effect=hear) as heard:
             await asyncio.sleep(IDLE_S)
-        return found | {"idle: words of capacity a second": heard.call_count / IDLE_S}
+        return found | {"idle: capacity reports a second": heard.call_count / IDLE_S}
 
     async def decide(self, infos: Sequence[ReplicaInfo]) -> Figures:
         del infos
         took = [await self._decision_ms() for _ in range(NUM_DECISIONS)]
-        return {"a decision, CPU ms": median(took), "a decision, p99": quantiles(took, n=100)[-1]}
+        return {
+            "routing decision, CPU ms": median(took),
+            "routing decision, CPU ms p99": quantiles(took, n=100)[-1],
+        }
 
     async def vanish(self, infos: Sequence[ReplicaInfo]) -> Figures:
-        """All but `infos` have just been killed."""
-        async with stalls("300 vanish: ") as found:
-            found["300 vanish: all noticed, s"] = await self._until(
+        """The phase after all replicas but `infos` were killed."""
+        async with stalls("300 replicas killed: ") as found:
+            found["300 replicas killed: all detected, s"] = await self._until(
                 lambda: self._num_lost(len(infos)), infos
             )
-        async with stalls("300 leave: ") as left:
+        async with stalls("300 replicas leave: ") as left:
             began = time.monotonic()
             await self.fleet.apply(snapshot(*infos))
-            left["300 leave: membership applied, s"] = time.monotonic() - began
+            left["300 replicas leave: membership applied, s"] = time.monotonic() - began
         return found | left
 
     async def restarted(self, infos: Sequence[ReplicaInfo]) -> Figures:
-        """Every replica's server has just been closed, and is there again."""
-        async with stalls("all reconnect: ") as found:
-            found["all reconnect: s"] = await self._until(lambda: self._num_connected, infos)
+        """The phase after all replicas were restarted."""
+        async with stalls("all replicas restart: ") as found:
+            found["all replicas restart: reconnected, s"] = await self._until(
+                lambda: self._num_connected, infos
+            )
             await self._until(lambda: self._num_synced, infos)
         return found
 
     async def words(self, infos: Sequence[ReplicaInfo]) -> Figures:
-        """What one word of a replica costs, with what is done soon after it. They stand still: what
-        they said themselves would be in between."""
+        """The cost of one message of a replica, including what follows from it. The replicas are
+        paused, since their own messages would be counted as well."""
         del infos
         await asyncio.sleep(SAID_S)
         links = list(self.fleet.links.decode.values())
-        found = {"a word of capacity, CPU us": await self._word_us(links, 64)}
-        await self._word_us(links, 0)  # nobody takes anything any more
+        found = {"capacity report, CPU us": await self._word_us(links, 64)}
+        await self._word_us(links, 0)  # no replica accepts requests any more
         asked = Generation(
             request_id=new_request_id(), prompt=(1,) * 64, sampling=SamplingParams(max_tokens=8)
         )
         waiting = asyncio.create_task(self.dispatcher.start(asked))
         while not self.dispatcher.num_waiting:
             await asyncio.sleep(0)
-        found["the same while a request waits"] = await self._word_us(links, 0)
+        found["capacity report while a request waits, CPU us"] = await self._word_us(links, 0)
         waiting.cancel()
         with suppress(asyncio.CancelledError):
             await waiting
@@ -199,7 +202,7 @@ async def stalls(prefix: str) -> AsyncIterator[Figures]:
 
 
 def pss() -> int:
-    """Bytes, Linux alone."""
+    """Proportional set size in bytes; Linux only."""
     rollup = Path("/proc/self/smaps_rollup").read_text()
     found = re.search(r"^Pss:\s+(\d+) kB", rollup, re.MULTILINE)
     assert found is not None
@@ -207,7 +210,7 @@ def pss() -> int:
 
 
 async def serve() -> None:
-    """Until there are no more phases."""
+    """Serve phases until there are no more."""
     measured = MeasuredGateway()
     spare_what_stays()  # as `platform/cluster/gateway_actor.py` does
     warm_up = measured.fleet.warm_up

@@ -1,14 +1,14 @@
-"""Many gateways and many replicas: what a gateway pays to know them all, and what it costs it when
-many of them come, leave or are restarted at once.
+"""Many gateways and many replicas: what a gateway spends to follow them all, and what it costs when
+many of them join, leave or restart at once.
 
     fake replicas in ten processes (bench/fake_replicas.py), gateways in one each
     (bench/fleet_gateway.py); every gateway has a stream to each replica, and follows each cache
 
-Left out: models, prompts, real networks; HTTP, gRPC for clients, Ray and the registry (membership
-is handed over). A process of fakes answers for a tenth of all, so replicas are less independent of
-each other than real ones, and share the machine with the gateways. In turn: start, nothing is
-asked for twenty seconds, 200 decisions for prompts of 4,096 tokens, three processes of replicas
-are killed, all others are restarted at once, and then stand still.
+Not included: models, prompts, real networks, HTTP, client gRPC, Ray and the registry (membership is
+passed directly). Each process hosts a tenth of the fake replicas, so they are less independent
+than real ones, and share the machine with the gateways. The phases: start; twenty seconds idle;
+200 routing decisions for prompts of 4,096 tokens; three processes of replicas are killed; all
+others are restarted at once; and then they are paused.
 
     python -m bench.fleet_scale [--replicas 10 100 1000] [--blocks 10000] [--busy] [--gateways 1]
 """
@@ -32,8 +32,8 @@ from tests.gateway.fleet.known_replicas import make_replica
 from baton.core.replicas import ReplicaInfo, Role
 
 NUM_PROCESSES, NUM_KILLED = 10, 3
-SUMS = ("idle: words of capacity a second",)
-"""Told of all gateways together; all else is the median of them."""
+SUMS = ("idle: capacity reports a second",)
+"""Results that are summed over gateways; of all others the table has the median."""
 
 
 def main() -> None:
@@ -107,7 +107,7 @@ class FakeReplicas:
         del self._processes[:number]
 
     def restart(self) -> None:
-        """All of them, on the ports they had."""
+        """Restart all replicas on the same ports."""
         for process in self._processes:
             assert process.stdin is not None
             print(file=process.stdin, flush=True)
@@ -115,7 +115,7 @@ class FakeReplicas:
             self._port(process)
 
     def stand_still(self) -> None:
-        """Nobody says anything any more; connections hold for some seconds."""
+        """Pause all replicas; connections last for some seconds."""
         for process in self._processes:
             process.send_signal(signal.SIGSTOP)
 
@@ -127,7 +127,7 @@ class FakeReplicas:
 
 @contextmanager
 def fake_replicas(number: int, num_blocks: int, *, is_busy: bool) -> Iterator[FakeReplicas]:
-    """Half of them of prefill."""
+    """The fake replicas, half of them prefill."""
     command = [sys.executable, "-m", "bench.fake_replicas", str(num_blocks)]
     command += ["--busy"] if is_busy else []
     processes = [

@@ -2,7 +2,7 @@
 
 Streams over HTTP against a gateway, a decode and a prefill process. Each level of concurrency is
 run twice: with 2 output tokens a request, which shows what a request costs (HTTP, placement,
-prefill, handoff, adoption, the end), and with 128, which shows what each further token costs.
+prefill, handoff, completion), and with 128, which shows what each further token costs.
 
     python -m bench.gateway
 """
@@ -24,7 +24,7 @@ from bench.sse_client import Connection, Streamed
 
 PROMPT_LEN = 128
 SHORT, LONG = 2, 128
-"""Output tokens of a request."""
+"""Output tokens a request."""
 CONCURRENCY = (1, 16, 64)
 NUM_LONG = {1: 24, 16: 96, 64: 256}
 """Requests of 128 output tokens, by concurrency."""
@@ -39,7 +39,7 @@ class Load:
     num_tokens: int
     seconds: float
     cpu: Mapping[str, float]
-    """Seconds by process."""
+    """CPU seconds by process."""
     first_token_ms: tuple[float, ...]
     gap_ms: tuple[float, ...]
 
@@ -53,11 +53,11 @@ class Level:
     long: Load
 
     def request_us(self, process: str) -> float:
-        """CPU of a request with 2 output tokens."""
+        """CPU microseconds of a request with 2 output tokens."""
         return self.short.cpu[process] / self.short.num_requests * 1e6
 
     def token_us(self, process: str) -> float:
-        """CPU of each output token beyond those."""
+        """CPU microseconds of each further output token."""
         further = self.long.num_tokens / self.long.num_requests - SHORT
         whole = self.long.cpu[process] / self.long.num_requests * 1e6
         return (whole - self.request_us(process)) / further
@@ -109,7 +109,7 @@ async def _run(
 
 
 async def _ask(connection: Connection, bodies: Iterator[dict[str, Any]]) -> list[Streamed]:
-    """One request after the other, as long as there are any."""
+    """Send one request after another until there are no more."""
     return [await connection.complete(body) for body in bodies]
 
 
@@ -124,7 +124,7 @@ def _body(prompt: list[int], max_tokens: int) -> dict[str, Any]:
 
 
 def _prompts() -> Iterator[list[int]]:
-    """All different, so that none is found in a cache: each is prefilled and handed over."""
+    """Prompts without a common prefix: each is prefilled and handed over."""
     random_ = random.Random(0)
     while True:
         yield random_.choices(range(3, VOCAB_SIZE), k=PROMPT_LEN)
@@ -140,7 +140,7 @@ def report(*, is_quick: bool = False) -> str:
     levels = measure({c: (NUM_LONG[c] // share, NUM_SHORT[c] // share) for c in CONCURRENCY})
     names = ("gateway", "decode", "prefill", "client")
     speed = table(
-        ("streams", "tokens/s", "requests/s", "first token p50, ms", "p99", "gap p50, ms", "p99"),
+        ("streams", "tokens/s", "requests/s", "TTFT p50, ms", "p99", "ITL p50, ms", "p99"),
         [
             (
                 str(level.concurrency),

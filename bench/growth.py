@@ -1,12 +1,13 @@
-"""How cost grows, and the straight lines that theory draws.
+"""How time and memory grow with context, batch and prompt length, beside what theory predicts.
 
-    a decode step    over the context    weights + b requests x KV of the context, read once
-                     over the batch      the same, the other way round
-    prefill          over the length     products are linear, attention adds a square
-    memory           over tokens held    KV bytes a token
+    decode step    over the context    reads the weights and the KV of b requests once: linear
+                   over the batch      likewise
+    prefill        over the length     matrix products are linear, attention is quadratic
+    memory         over cached tokens  KV bytes a token: linear
 
-A line is fitted by least squares; its slope stands beside the one that bytes and the bandwidth of
-the same minutes give. Weights are made up: the shape of Qwen3-0.6B in bfloat16.
+A line is fitted by least squares; its slope stands beside the one computed from bytes and the
+bandwidth that was measured at the same time. Weights are random, with the shape of Qwen3-0.6B in
+bfloat16.
 
     python -m bench.growth [--quick]
 """
@@ -52,7 +53,7 @@ def load(max_tokens: int, shape: str = "0.6b") -> LoadedEngine:
 
 
 def fit(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float, float]:
-    """Start and slope of the line nearest to the points, and the share of variance on it."""
+    """Intercept and slope of the least-squares line, and its R²."""
     line = statistics.linear_regression(xs, ys)
     return line.intercept, line.slope, statistics.correlation(xs, ys) ** 2
 
@@ -94,8 +95,8 @@ def _over_context(measured: Measured, batch: int) -> str:
 
 
 def _line(name: str, xs: Sequence[int], points: Sequence[Point]) -> str:
-    """A row a point, then the line through them and the line through their floors, which are
-    those of the bandwidth that there was most of the time."""
+    """A row a point, then the line through them, and the line through their lower bounds, which
+    follow from the median bandwidth."""
     if len(points) < 2:
         return "Not measured: see what was skipped with `baton bench engine`."
     read_bytes_s = statistics.median(point.ceilings.read_bytes_s for point in points)
@@ -111,14 +112,14 @@ def _line(name: str, xs: Sequence[int], points: Sequence[Point]) -> str:
     start, slope, straightness = fit(xs, times)
     _, theory, _ = fit(xs, floors)
     return (
-        table((name, "ms", "floor, ms", "share", "read, GB/s"), rows)
+        table((name, "ms", "lower bound, ms", "bound / time", "read, GB/s"), rows)
         + f"\n\nLine: {start * 1e3:.2f} ms + {slope * 1e6:.2f} µs each (R² {straightness:.3f}); "
-        f"the floor grows by {theory * 1e6:.2f} µs."
+        f"the lower bound grows by {theory * 1e6:.2f} µs."
     )
 
 
 def _memory(loaded: LoadedEngine, *, is_quick: bool) -> str:
-    """What the process holds while the blocks of a fresh cache are written one after the other."""
+    """Memory of the process while the blocks of a new cache are written one after the other."""
     layout = loaded.engine.pool.layout
     num_blocks = 64 if is_quick else 512
     cache, process = KvCache(layout, num_blocks), psutil.Process(os.getpid())
@@ -132,7 +133,7 @@ def _memory(loaded: LoadedEngine, *, is_quick: bool) -> str:
     rows = [(f"{x}", y - ys[0]) for x, y in zip(xs, ys, strict=True)]
     token_kib = layout.block_bytes / layout.block_size / 1024
     return (
-        table(("tokens", "MiB more"), rows)
+        table(("cached tokens", "additional MiB"), rows)
         + f"\n\nLine: {slope * 1024:.1f} KiB a token (R² {straightness:.4f}); "
         f"the layout says {token_kib:.1f} KiB."
     )

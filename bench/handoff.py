@@ -31,10 +31,10 @@ from baton.platform.models.model_folder import find_model
 PROMPT_LENS = (128, 512, 1536)
 OUTPUT_LEN = 16
 NUM_PROMPTS = 30
-"""Of each length."""
+"""Prompts of each length."""
 NUM_WARM_UP = 3
 SOURCE = Path(tokenize.__file__).parent
-"""The standard library: Python, as the demo model knows it."""
+"""Python's standard library: the demo model was trained on Python."""
 
 ONE_THREAD = {"resources": {"num_threads": 1}}
 TOGETHER = {"dtype": "float32", "prefill": {"replicas": 0}, "decode": ONE_THREAD}
@@ -42,12 +42,12 @@ TOGETHER = {"dtype": "float32", "prefill": {"replicas": 0}, "decode": ONE_THREAD
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Milliseconds since the request was sent, and the request's receipt."""
+    """Times in milliseconds since the request was sent, and the receipt."""
 
     first_ms: float
     second_ms: float
     gap_ms: float
-    """Mean, from the first token on: several may come in one write."""
+    """The mean time between tokens; a write of the server may carry several."""
     receipt: Mapping[str, Any]
 
 
@@ -60,7 +60,7 @@ def split_config(prefill_chunk: int | None) -> dict[str, Any]:
 def measure(
     num_prompts: int, prefill_chunk: int | None
 ) -> dict[int, tuple[list[Answer], list[Answer]]]:
-    """By prompt length: the answers of the split deployment, and of the one replica."""
+    """Answers of the split deployment and of the single replica, by prompt length."""
     configs = (split_config(prefill_chunk), TOGETHER)
     with ExitStack() as stack:
         split, together = (stack.enter_context(LiveDeployment(config)) for config in configs)
@@ -91,7 +91,7 @@ def _body(prompt: Sequence[int]) -> dict[str, Any]:
         "max_tokens": OUTPUT_LEN,
         "temperature": 0,
         "ignore_eos": True,
-        "logprobs": 0,  # a token without text of its own is written, too
+        "logprobs": 0,  # tokens without text are written, too
         "receipt": True,
     }
 
@@ -125,15 +125,15 @@ def report(*, is_quick: bool = False, prefill_chunk: int | None = None) -> str:
     answers = measure(2 if is_quick else NUM_PROMPTS, prefill_chunk)
     times = table(
         (
-            "prompt tokens", "first token, 1P+1D, ms", "one replica, ms", "ratio",
-            "second token, 1P+1D, ms", "one replica, ms", "ratio", "further tokens, 1P+1D, ms",
+            "prompt tokens", "TTFT, 1P+1D, ms", "one replica, ms", "ratio",
+            "second token, 1P+1D, ms", "one replica, ms", "ratio", "ITL, 1P+1D, ms",
             "one replica, ms",
         ),
         [_times(length, *both) for length, both in answers.items()],
     )  # fmt: skip
     transfers = table(
         (
-            "prompt tokens", "KV, MB", "prefill, ms", "open to seal, ms", "beyond prefill, ms",
+            "prompt tokens", "KV, MB", "prefill, ms", "transfer, ms", "beyond prefill, ms",
             "MB/s beyond prefill", "share of second token", "local prefill, ms",
         ),
         [_transfers(length, *both) for length, both in answers.items()],
@@ -171,7 +171,8 @@ def _times(
 def _transfers(
     length: int, split: Sequence[Answer], together: Sequence[Answer]
 ) -> tuple[str | float, ...]:
-    """A transfer is opened when the prefill begins; what it takes beyond that is its price."""
+    """A row a prompt length. A transfer opens when its prefill begins, so its cost is what it takes
+    beyond the prefill."""
     beyond = [a.receipt["transfer_ms"] - a.receipt["prefill_ms"] for a in split]
     megabytes = [a.receipt["kv_bytes"] / 1e6 for a in split]
     return (

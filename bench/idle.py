@@ -1,13 +1,13 @@
 """CPU time of an idle deployment, by process and thread.
 
-In the same cluster stands an empty Serve application: what its actor costs is Ray's and Serve's
-own, so ours is what our actors take above that, and all that our other processes take. Threads are
-told apart by the names the kernel knows; those of Python have that of their process.
+In the same cluster runs an empty Serve application. Its actor costs what Ray and Serve cost anyway;
+Baton's share is what its actors use beyond that, and all that its other processes use. Threads are
+grouped by their kernel names; Python's threads have the name of their process.
 
     python -m bench.idle                                  this tree
     python -m bench.idle --against ../before --turns 3    in turns with another one
 
-Linux alone: thread times are those of /proc/PID/task/TID/schedstat.
+Linux only: thread times are those of /proc/PID/task/TID/schedstat.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ EMPTY_PROCESS = "ray::ServeReplica:empty:Empty"
 ACTORS = [("Baton", name) for name in BATON_PROCESSES if name != "command"]
 OTHERS = [("Baton", "driver"), ("Baton", "command")]
 MIN_PERCENT = 0.02
-"""Of a core: threads that take less are in their process's sum alone."""
+"""Percent of a core; threads below it count only in the sum of their process."""
 
 Threads = Mapping[tuple[Kind, str], float]
-"""By process and thread: its share of one core, in percent."""
+"""Percent of a core by process and thread."""
 
 
 def measure(trees: Sequence[Path], num_turns: int, seconds: float) -> list[list[Threads]]:
-    """By tree, in turns."""
+    """Results by source tree; the trees take turns."""
     found: list[list[Threads]] = [[] for _ in trees]
     for _ in range(num_turns):
         for tree, threads in zip(trees, found, strict=True):
@@ -77,7 +77,7 @@ def _imported_from(tree: Path) -> Iterator[None]:
 
 
 def _address(processes: Sequence[psutil.Process]) -> str:
-    """Of this cluster, never of one that happens to run here."""
+    """The address of this run's own cluster, not of another one on this machine."""
     for process in processes:
         for word in command_of(process).split(" "):
             if word.startswith("--gcs-address="):

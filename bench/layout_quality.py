@@ -1,10 +1,10 @@
-"""What checkpoints in the layouts of others cost in quality: perplexity of the demo model.
+"""What quantised checkpoint formats (GPTQ, AWQ and others) cost in quality: perplexity of the demo.
 
     python -m bench.layout_quality
 
-The demo model is written in each layout by bench/layout_writer.py (rounded to the nearest, without
-calibration) and read twice: as a CPU keeps it, and widened. Windows and all else are those of
-examples/demo_model/kv_quality.py, in float32.
+The demo model is written in each format by bench/layout_writer.py (rounded to the nearest, without
+calibration) and loaded twice: quantised, as on a CPU, and dequantised. The text windows and all
+else are those of examples/demo_model/kv_quality.py, in float32.
 """
 
 from __future__ import annotations

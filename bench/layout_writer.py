@@ -1,9 +1,9 @@
-"""Checkpoints written in the layouts of others: every matrix of the blocks rounded to the nearest.
+"""Writes checkpoints in quantised formats, with every matrix of the blocks rounded to the nearest.
 
     python -m bench.layout_writer FOLDER INTO LAYOUT
 
-No calibration: GPTQ, AWQ and the like choose scales and roundings by what a model is to read, and
-lose less. Written from the published formats, apart from the readers in engine/checkpoint.
+There is no calibration; GPTQ, AWQ and the like choose scales and rounding by calibration data, and
+lose less. Written from the published formats, independently of the readers in engine/checkpoint.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 Parts = dict[str, Tensor]
-"""By what follows the name of the module."""
+"""Tensors by the suffix after the module's name."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Rounded:
 def round_groups(
     weight: Tensor, bits: int, group: int, *, is_symmetric: bool, order: Tensor | None = None
 ) -> Rounded:
-    """`group` inputs share a scale, neighbours or those that follow each other in `order`."""
+    """`group` inputs share a scale: neighbours, or those that are neighbours in `order`."""
     width = weight.shape[1]
     rank = torch.arange(width) if order is None else order.argsort()
     groups = rank // group
@@ -63,7 +63,7 @@ def round_groups(
 
 
 def pack_columns(items: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
-    """[R, C] -> int32 [R, C bits / 32]; `order`: which of its items a word has, place by place."""
+    """[R, C] -> int32 [R, C bits / 32]; `order`: the position in a word of each of its items."""
     count = 32 // bits
     places = order or tuple(range(count))
     lanes = items.long().reshape(len(items), -1, count)
@@ -182,7 +182,7 @@ class WrittenLayout:
 
 
 def _falling(weight: Tensor) -> Tensor:
-    """An order as `desc_act` would have: made up, for there is nothing to read."""
+    """A random order in place of that of `desc_act`, which needs calibration data."""
     return weight.square().sum(0).argsort(descending=True)
 
 
@@ -230,7 +230,7 @@ LAYOUTS: Mapping[str, WrittenLayout] = {
 
 
 def write_layout(folder: Path, into: Path, layout: WrittenLayout) -> Path:
-    """A copy of a checkpoint, the matrices of its blocks in a layout, the rest as it is."""
+    """Copy a checkpoint, with the matrices of its blocks in a format and the rest unchanged."""
 
     def written(name: str, tensor: Tensor) -> Parts:
         if not is_rounded(name, tensor):
@@ -243,7 +243,7 @@ def write_layout(folder: Path, into: Path, layout: WrittenLayout) -> Path:
 
 
 def write_mxfp4_experts(folder: Path, into: Path) -> Path:
-    """A copy of a GPT-OSS whose experts are in MXFP4, as its authors publish it."""
+    """Copy a GPT-OSS checkpoint with its experts in MXFP4, as its authors publish it."""
 
     def written(name: str, tensor: Tensor) -> Parts:
         if not name.endswith((".experts.gate_up_proj", ".experts.down_proj")):
@@ -279,7 +279,8 @@ def _write(
 
 
 def is_rounded(name: str, tensor: Tensor) -> bool:
-    """The matrices of blocks: not tables, heads, routers or what is stacked."""
+    """Whether a tensor is quantised: a matrix of a block, but no embedding, output head, router or
+    stacked tensor."""
     ends = ("proj.weight", "_with_mqa.weight", ".w1.weight", ".w2.weight", ".w3.weight")
     return name.endswith(ends) and ".layers." in name and tensor.dim() == 2
 

@@ -1,4 +1,4 @@
-"""A `baton serve` of our own: started, watched and stopped the way a user would."""
+"""Runs `baton serve` as a user would: starts, watches and stops it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import msgspec
 import psutil
 
 START_LIMIT_S = 600.0
-"""A machine with much else to do takes minutes."""
+"""Seconds; a busy machine takes minutes."""
 STOP_LIMIT_S = 90.0
 STAGE = re.compile(r" INFO serve: (.+) \(baton\.")
 REPLICA_ID = re.compile(r"\b(decode|prefill)-\w+")
@@ -28,7 +28,8 @@ URL = re.compile(r"OpenAI API\s+http://[^\s:]+:(\d+)/v1")
 
 
 class LiveDeployment:
-    """Entering returns at once, `wait` when requests are answered; leaving ends every process.
+    """A context: entering returns at once, `wait` when requests are answered; leaving ends all
+    processes.
 
     `config` is the tree of a `baton.yaml`, without the ports.
     """
@@ -38,16 +39,16 @@ class LiveDeployment:
         self._config = {**config, "gateway": {**config.get("gateway", {}), **ports}}
         self._output: list[str] = []
         self.stage_at: dict[str, float] = {}
-        """By what it said of its start, replicas by role: when it said it."""
+        """When each stage of the start was printed, by its text with replicas named by role."""
         self._port = 0
         self.admin_port = 0
-        """Once `wait` has returned."""
+        """Set once `wait` has returned."""
         self._announced = threading.Event()
         self._folder = tempfile.TemporaryDirectory(prefix="baton-bench-")
         self.started_at = 0.0
-        """By time.perf_counter, as the next."""
+        """A time.perf_counter, as below."""
         self.announced_at = 0.0
-        """When the line with the address came."""
+        """When the line with the address was printed."""
 
     def __enter__(self) -> Self:
         file = Path(self._folder.name) / "baton.yaml"
@@ -83,7 +84,7 @@ class LiveDeployment:
         return self._port
 
     def processes(self) -> list[psutil.Process]:
-        """The command itself, and all of the session it runs the deployment in."""
+        """The command and all processes of its session."""
         sessions = set(self._children())
         return [
             process
@@ -115,9 +116,7 @@ class LiveDeployment:
 
 def user_environment() -> dict[str, str]:
     environment = {**os.environ, "COLUMNS": "200", "PYTHONUNBUFFERED": "1"}
-    environment.pop(
-        "PYTHONDONTWRITEBYTECODE", None
-    )  # a user has compiled modules from the 2nd run on
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # as for a user from the second run on
     return environment
 
 

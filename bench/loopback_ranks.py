@@ -1,4 +1,4 @@
-"""The ranks of an engine as processes of this machine: this one leads, one thread each."""
+"""Runs the ranks of an engine as processes of this machine; this one leads. One thread each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOOPBACK = "127.0.0.1"
 def runner_on_ranks(
     folder: Path, config: EngineConfig, mesh: Mesh, options: ModelOptions
 ) -> Iterator[LeadRunner]:
-    """The lead's."""
+    """The runner of the leading rank."""
     listener = listen(LOOPBACK)
     meeting = Rendezvous(host=LOOPBACK, port=listener.getsockname()[1], mesh=mesh, backend="gloo")
     spawn = multiprocessing.get_context("spawn")

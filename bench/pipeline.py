@@ -1,17 +1,18 @@
-"""What a pass takes on one rank, and through two stages: whole, and in up to eight pieces.
+"""The time of a pass on one rank and on two pipeline stages: whole, and in micro-batches.
 
-    model      that of small_llama.py, two layers a stage; one thread a rank
-    prompts    one prompt, nothing of it in the cache
-    decodes    so many requests, a token each, behind a context of 64
+    model      bench/small_llama.py, two layers a stage; one thread a rank
+    prompts    one prompt without a cached prefix
+    decodes    so many requests, a token each, with a context of 64
 
-    stages     whole    0 - | - 1        both take a part of the time, one after the other
-               pieces   0 0 0 0 -        of M at best 2M / (M + 1) as fast: of four, five turns of
-                        - 1 1 1 1        an eighth each
+    stages     whole    0 - | - 1        one stage after the other
+               pieces   0 0 0 0 -        M micro-batches are at best 2M / (M + 1) times as fast:
+                        - 1 1 1 1        with four, five turns of an eighth each
 
-All are timed in turns, and the least of each is told; `beside another` is one rank while another
-process does the same: what a second core is worth on this machine at this time, and with it
-`at best` the ratio of whole to pieces. `busy` is the share of the wall in which the lead, which has
-half of the layers, does not wait for the other stage: 1/2 if nothing overlaps, M / (M + 1) at best.
+All take turns, and the table has the minimum of each. `beside another` is one rank while another
+process does the same, which shows what a second core is worth on this machine at this time; `at
+best` follows from it for the ratio of whole to pieces. `busy` is the share of the wall time in
+which the leading rank, which has half of the layers, does not wait for the other stage: 1/2
+without overlap, M / (M + 1) at best.
 
     python -m bench.pipeline [--prompts 256 1024] [--decodes 64] [--turns 5]
 """
@@ -45,7 +46,7 @@ from baton.engine.ranks.pipeline import PIECES_PER_STAGE
 
 STAGES = Mesh(pipeline=2)
 WHOLE, PIECES = 1 << 20, 16
-"""Least tokens of a micro-batch."""
+"""The least tokens of a micro-batch."""
 CONTEXT_LEN = 64
 
 
@@ -53,7 +54,7 @@ CONTEXT_LEN = 64
 class Took:
     wall_s: float
     waited_s: float
-    """Of it, for the other stage."""
+    """Seconds of it spent waiting for the other stage."""
 
     @property
     def busy(self) -> float:
@@ -61,13 +62,13 @@ class Took:
 
 
 class Waiting:
-    """How long this process has waited for what other ranks send."""
+    """Sums up how long this process has waited for messages of other ranks."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     def watch(self) -> None:
-        """From now on."""
+        """Start counting."""
         receive = RankGroup.receive_
 
         def timed(group: RankGroup, x: Tensor, source: int) -> Tensor:
@@ -108,7 +109,7 @@ class Bench:
     whole: Runner
     pieces: Runner
     rival: Connection
-    """Of a process that computes a pass when it is sent one, and answers when it has."""
+    """A connection to a process that computes each pass it receives, and answers when done."""
     waiting: Waiting
 
     def row(self, what: str, chunks: Sequence[Chunk], turns: int) -> list[str | float]:

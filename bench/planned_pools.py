@@ -1,12 +1,11 @@
-"""A live deployment under a load that rises and falls: pools that follow it, beside fixed ones.
+"""A live deployment under a load that rises and falls: with the planner, and with fixed pools.
 
     python -m bench.planned_pools [--rate 1] [--seconds 60]
 
-A Ray cluster of our own, `baton deploy`, real gateways and replicas; only the passes of engines
-take a given time instead of a device's (`paced/workers.py`). Requests come as Poisson's numbers do
-at the rate, four times the rate, and the rate, each a third of the time; those that get no answer
-are misses like those that are late. Then the same with as many replicas as the planner had on
-average, all the time.
+A Ray cluster of its own, `baton deploy`, real gateways and replicas; only the passes of engines
+sleep for a given time (`paced/workers.py`). Arrivals are Poisson at the rate, four times the rate,
+and the rate again, for a third of the time each; requests without an answer count as missed like
+late ones. Then the same with fixed pools of the planner's average size.
 """
 
 from __future__ import annotations
@@ -51,14 +50,14 @@ PLANNER = {
 }
 TIMEOUT_S = 60.0
 ADMIN_PORT = 18002
-"""Or one of the next, as gateways have them."""
+"""The admin port, or one of the next if it is taken."""
 PRELOADED = "baton.platform.cluster.worker_imports,bench.paced.workers"
 
 
 @dataclass(slots=True)
 class Answer:
     share: float
-    """When it was asked for, of the whole time."""
+    """When it was sent, as a share of the whole time."""
     ttft_s: float = math.inf
     itl_s: float = math.inf
 
@@ -69,11 +68,11 @@ class Answer:
 
 @dataclass(slots=True)
 class Course:
-    """What was seen of one run."""
+    """What was observed of one run."""
 
     answers: list[Answer] = field(default_factory=list)
     looks: list[tuple[float, dict[str, int], dict[str, int]]] = field(default_factory=list)
-    """Share of the time, replicas that were wanted, and those that were ready."""
+    """Share of the time, wanted replicas, and ready replicas."""
     changes: list[dict[str, Any]] = field(default_factory=list)
 
     def kept(self, low: float = 0.0, high: float = 1.0) -> float:
@@ -97,7 +96,7 @@ def main() -> None:
     options.seconds *= 3
     os.environ.update(ray_environment())
     os.environ |= {"RAY_preload_python_modules": PRELOADED}
-    from ray.cluster_utils import Cluster  # it reads the environment when it is imported
+    from ray.cluster_utils import Cluster  # it reads the environment at its import
 
     head = {
         "num_cpus": 2 * MAX_REPLICAS + 3,
@@ -112,7 +111,7 @@ def main() -> None:
         print(_table({"planned": planned}), *map(_shown, planned.changes), sep="\n", flush=True)
         means = {role: max(round(planned.mean(role)), 1) for role in ROLES}
         fixed = _course({role: {"replicas": means[role]} for role in ROLES}, options)
-        print(_table({"as many all the time": fixed}))
+        print(_table({"fixed pools": fixed}))
     finally:
         cluster.shutdown()  # type: ignore[no-untyped-call]
 
@@ -136,7 +135,7 @@ def _course(sections: dict[str, Any], options: argparse.Namespace) -> Course:
     config["decode"] |= {"max_open": 4, "scheduler": {"max_running": 4}}
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as folder:
         file = Path(folder) / "baton.yaml"
-        file.write_text(json.dumps(config))  # which is YAML
+        file.write_text(json.dumps(config))  # JSON is YAML
         said = _baton("deploy", "-f", str(file))
         port = int(said.rpartition("HTTP on port ")[2].split(",")[0])
     try:
@@ -178,7 +177,7 @@ async def _loaded(url: str, options: argparse.Namespace) -> Course:
 
 
 async def _ask(http: httpx.AsyncClient, answer: Answer, number: int) -> None:
-    """A prompt that no cache has."""
+    """Send a prompt without a cached prefix."""
     draw = random.Random(number)
     body = {
         "prompt": [draw.randrange(100, 4000) for _ in range(PROMPT_TOKENS)],
@@ -225,8 +224,8 @@ def _shown(change: dict[str, Any]) -> str:
 
 def _table(courses: dict[str, Course]) -> str:
     lines = [
-        "| | kept | in thirds | requests | no answer | ready on average, prefill + decode | "
-        "reversals |",
+        "| | SLO attainment | in each third | requests | no answer | "
+        "mean ready, prefill + decode | reversals |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
     for name, one in courses.items():

@@ -1,7 +1,7 @@
-"""Forecasts of `baton plan size` beside what others have published of their deployments.
+"""Forecasts of `baton plan size` beside published measurements of deployments.
 
-Throughput is what a full deployment puts out: as many requests at once as the KV holds, prompts
-computed in the same steps where the publication did so. `python -m bench.published_sizes`
+Throughput is that of a saturated deployment: as many concurrent requests as the KV cache holds,
+prompts computed in the same steps where the publication did so. `python -m bench.published_sizes`
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Published:
     prompt: int
     output: int
     measures: str = "output"
-    """`output`: tokens a second of prompts and outputs mixed; `prefill` or `decode`: of that alone,
-    a machine of eight."""
+    """`output`: output tokens a second with prefill included; `prefill` or `decode`: tokens a
+    second of that alone, on a machine of eight."""
     batch: int = 0
-    """Requests that decode on a rank, where that was said."""
+    """Decoding requests a rank, where that was published."""
     tokens_s: float
     source: str
 

@@ -1,15 +1,15 @@
-"""What the registry pays for many replicas and gateways, and how soon they all know of a change.
+"""The registry's CPU time with many replicas and gateways, and how fast changes reach all of them.
 
-    the registry's actor in a process of its own, with its gRPC port; here, on one loop, as many
-    replicas that send heartbeats, and gateways that watch, as the product's own clients do
+    the registry's actor in a process of its own, with its gRPC port; in this process, on one event
+    loop, replicas that send heartbeats and gateways that watch, with Baton's own clients
 
-There is no Ray: a call through Serve is a pickle over a socket, and how many there were is told.
-Add what one costs the registry (`python -m bench.serve_calls`) with --serve-ms. Left out as well:
-what gateways do with what they hear (bench/fleet_scale.py), the planner and the limits of tenants,
-each a call a second from each gateway where they are on, and how far each replica is that starts.
+There is no Ray: a call through Serve is a pickle over a socket, and these calls are counted. The
+cost of a real one (`python -m bench.serve_calls`) can be added with --serve-ms. Not included: what
+gateways do with updates (bench/fleet_scale.py), the planner and the limits of tenants (each a call
+a second from each gateway where they are on), and the progress reports of starting replicas.
 
-With --registries 3 each has a process of its own, all replicas report to each, and gateways take
-them together; what a registry pays is the mean of them.
+With --registries 3 each has a process of its own, all replicas report to each, and gateways combine
+them; the cost is the mean of the registries.
 
     python -m bench.registry_scale [--replicas 10 100 1000] [--gateways 20] [--serve-ms 2.5]
                                    [--registries 1]
@@ -50,7 +50,7 @@ from baton.platform.registry.union_watch import UnionWatch, WatchedRegistry
 from baton.platform.security.config import SecurityConfig
 
 NUM_LAYERS = 61
-"""Of the model whose KV is laid out, which decides nothing but a few bytes."""
+"""Layers of the KV layout, which changes messages by a few bytes only."""
 NUM_CHANGES = 10
 LIMIT_S = 120.0
 HEAD_BYTES = 4
@@ -58,7 +58,7 @@ HEAD_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """By one registry, so far."""
+    """What one registry has spent so far."""
 
     cpu_s: float
     rss_bytes: int
@@ -70,7 +70,7 @@ class Spent:
 
 
 class Answers:
-    """The actor behind a socket, in Serve's place."""
+    """Serves the actor over a socket, in place of Ray Serve."""
 
     def __init__(self) -> None:
         config = DeploymentConfig()
@@ -122,7 +122,7 @@ def _counting(answers: Answers) -> type[RegistryPort]:
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:
-    """Empty at the end."""
+    """The next message; empty at the end."""
     try:
         head = await reader.readexactly(HEAD_BYTES)
         return await reader.readexactly(int.from_bytes(head))
@@ -134,11 +134,11 @@ def _write(writer: asyncio.StreamWriter, frame: bytes) -> None:
     writer.write(len(frame).to_bytes(HEAD_BYTES) + frame)
 
 
-# Those who call it.
+# Its callers.
 
 
 class Handle:
-    """As Serve's: `handle.name.remote(...)` is answered."""
+    """Replaces Serve's handle: `handle.name.remote(...)` is answered."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
@@ -220,13 +220,13 @@ class Replica:
         """Heartbeats that were not answered in time."""
 
     async def live(self) -> None:
-        """Those that begin together come apart, as they do in time."""
+        """Send heartbeats, spread over time as those of replicas that have run for long."""
         await asyncio.sleep(await self._tell() * random.random())
         while not self._has_ended:
             await asyncio.sleep(await self._tell() * random.uniform(0.9, 1.1))
 
     def end(self) -> None:
-        """Without a farewell: its connection is gone."""
+        """End without deregistering, as if its connection broke."""
         self._has_ended = True
         for heartbeats in self._heartbeats:
             heartbeats.hang_up()
@@ -259,7 +259,7 @@ async def _tasks(*coroutines: Any) -> AsyncIterator[None]:
 
 @contextmanager
 def _processes(number: int) -> Iterator[list[int]]:
-    """So many registries; the ports where they are called."""
+    """Run so many registries; yields their ports."""
     command = [sys.executable, "-m", __spec__.name, "--as-registry"]
     processes = [
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(number)
@@ -309,7 +309,7 @@ async def _measure(
         )
 
     def serve_s(before: Spent, after: Spent) -> float:
-        """What Serve's calls would cost above those of here."""
+        """CPU seconds that real calls through Serve would add."""
         return (after.num_serve_calls - before.num_serve_calls).total() * serve_ms / 1e3
 
     replicas = [Replica(number, handles) for number in range(num_replicas)]
@@ -322,7 +322,7 @@ async def _measure(
             await asyncio.gather(*(gateway.until_knows(*infos) for gateway in gateways))
             started_s = time.monotonic() - began
             started = await spent()
-            await asyncio.sleep(40.0)  # news are over: watchers are left without a word for longer
+            await asyncio.sleep(40.0)  # after the changes, when updates to watchers become rare
             before, here_s = await spent(), time.process_time()
             at = time.monotonic()
             await asyncio.sleep(seconds)

@@ -1,4 +1,4 @@
-"""How measurements are written down: percentiles, tables, and what they were taken on."""
+"""Formatting of measurements: percentiles, tables, and the machine they were taken on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 
 def percentile(values: Iterable[float], percent: float) -> float:
-    """By nearest rank; NaN of nothing."""
+    """The percentile by nearest rank; NaN for no values."""
     ranked = sorted(values)
     if not ranked:
         return math.nan
@@ -24,7 +24,7 @@ def percentile(values: Iterable[float], percent: float) -> float:
 
 
 def number(value: float) -> str:
-    """Three significant digits, without an exponent."""
+    """A number with three significant digits, without an exponent."""
     if not math.isfinite(value):
         return "-"
     rounded = float(f"{value:.3g}")
@@ -35,7 +35,7 @@ def number(value: float) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str | float]]) -> str:
-    """A Markdown table: the first column is text, the others are numbers or text on the right."""
+    """A Markdown table: the first column is left-aligned, the others right-aligned."""
     lines = ["| " + " | ".join(header) + " |", "|---" + "|--:" * (len(header) - 1) + "|"]
     for row in rows:
         cells = [cell if isinstance(cell, str) else number(cell) for cell in row]
@@ -44,7 +44,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str | float]]) -> str:
 
 
 def surroundings() -> str:
-    """Date and machine, in one line; nothing that names the machine."""
+    """Date, kind of machine and versions, in one line; no host name."""
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     python = ".".join(map(str, sys.version_info[:3]))
     return (

@@ -1,12 +1,12 @@
-"""What it costs a gateway to decide where a prompt goes, from its tokens to the placement.
+"""The CPU time of a routing decision, from a prompt's tokens to its placement.
 
-    names of its blocks -> who has them -> view -> placement -> booked, its first token, over
+    block hashes -> index lookup -> view -> placement -> booking, first token, end
 
-    1 decode replica a prefill replica; half of the prefill replicas have some of the prompt, and
-    on each decode replica 16 requests run, whose prompts are expected there
-    idle     every prompt finds a prefill replica that is free
-    loaded   each of them computes one, and four wait for each: the next one waits, too
-    served   one of all that wait, as one replica is free: a whole look at the line
+    as many decode as prefill replicas; half of the prefill replicas have a part of the prompt
+    cached, and each decode replica runs 16 requests, whose prompts are expected there
+    idle     every prompt finds an idle prefill replica
+    loaded   each prefill replica computes a prompt, and four wait for each: the next one waits, too
+    served   a replica becomes idle, and one of all waiting prompts is chosen from the whole queue
 
 Times are CPU time of this thread, the median of many.
 
@@ -57,14 +57,14 @@ LAYOUT = KvLayout(
 )
 TIMES = StepTimes(constant_s=0.004, token_s=2e-5, pair_s=2e-10, num_prompt_steps=99)
 NUM_PROMPTS = 8
-"""That have nothing in common."""
+"""Prompts without a common prefix."""
 NUM_ASKED = 128
-"""Each is one of these, but for its last block."""
+"""Requests; each is one of these prompts with another last block."""
 NUM_DECODING = 16
 
 
 class Fleet:
-    """A gateway's books, without its links."""
+    """A gateway's view of its replicas, without connections."""
 
     def __init__(self, num_replicas: int, num_tokens: int, policy_name: str) -> None:
         self.num_tokens = num_tokens
@@ -84,7 +84,7 @@ class Fleet:
         self.now = 1000.0
         self._numbers = count()
         self._expected: dict[int, list[Expected]] = {}
-        """By the prompt's number."""
+        """Expected blocks by the prompt's number."""
         for role in (Role.DECODE, Role.PREFILL):
             for number in range(num_replicas):
                 self._join(role, number)
@@ -123,7 +123,7 @@ class Fleet:
         return look(names, self.index, pools[Role.DECODE], pools[Role.PREFILL], self.rates)
 
     def place(self) -> Placement | Prompt | None:
-        """One more prompt, from its tokens on; booked, if it is sent."""
+        """Route one more prompt, from its tokens on; booked if it is sent."""
         number = next(self._numbers)
         names = PromptNames(self._asked[number % len(self._asked)])
         request = PlacementRequest(request_id=RequestId(f"r{number}"), num_tokens=self.num_tokens)
@@ -133,24 +133,24 @@ class Fleet:
         return placed
 
     def place_and_finish(self) -> None:
-        """As for most prompts of a fleet that is not full."""
+        """Route a prompt that is sent at once, and end it: the usual case."""
         placed = self.place()
         assert isinstance(placed, Placement)
         self._finish(placed)
 
     def place_and_leave(self) -> None:
-        """As when all are busy: it waits, and is cancelled."""
+        """Route a prompt while all replicas are busy: it waits, and is cancelled."""
         placed = self.place()
         assert isinstance(placed, Prompt)
         self.placer.leave(placed)
 
     def fill(self) -> None:
-        """Until each computes one, and as many wait as may."""
+        """Add prompts until each replica computes one and the queue is full."""
         for _ in range((LINE_PER_REPLICA + 1) * len(self.pools[Role.PREFILL])):
             self.place()
 
     def serve(self) -> None:
-        """One is over, and who goes next is sent; all others are busy."""
+        """End a prompt, and send the next one from the queue; all other replicas are busy."""
         self.now += 0.01
         pool = self.pools[Role.PREFILL].candidates
         busy = np.flatnonzero(pool.num_open)
@@ -186,7 +186,7 @@ class Fleet:
 
 def report(policy_name: str) -> str:
     return table(
-        ("", "aim, µs", "µs"),
+        ("", "target, µs", "CPU time, µs"),
         [
             row
             for size in ((64, 4096, 200), (1000, 131_072, 2000))

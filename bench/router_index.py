@@ -1,11 +1,11 @@
-"""What it costs a gateway to name a prompt, and to know who has it cached.
+"""The CPU time to hash a prompt's blocks, and to find the replicas that have them cached.
 
-    1,000 replicas, 10,000 blocks each      names drawn at random, as names are
-    a prompt of 128k tokens                 8,192 names, which a tenth of the replicas have in part
+    1,000 replicas, 10,000 blocks each      random hashes
+    a prompt of 128k tokens                 8,192 blocks, which a tenth of the replicas have in part
 
-Times are CPU time of this thread, the median of many; look-ups go round prompts, so that what they
-find is in no cache of the CPU. Memory is what the process grew by. The other column is the same in
-Python alone, as where nothing is compiled.
+Times are the median CPU time of this thread; lookups cycle through prompts, so that nothing is in
+the CPU's caches. Memory is the growth of the process. The other column is the same in pure Python,
+as where no kernels are compiled.
 
     python -m bench.router_index [--quick]
 """
@@ -57,7 +57,7 @@ def report(*, is_quick: bool) -> str:
     num_replicas = 100 if is_quick else 1000
     rows = [*naming(), *small_fleet(), *events(), *large_fleet(num_replicas), *shared(num_replicas)]
     rows += own_snapshot(100_000 if is_quick else 1_000_000)
-    return table(("", "aim", "compiled", "Python alone"), rows)
+    return table(("", "target", "compiled", "pure Python"), rows)
 
 
 def naming() -> Iterator[Row]:
@@ -72,7 +72,7 @@ def naming() -> Iterator[Row]:
 
 
 def small_fleet() -> Iterator[Row]:
-    """64 replicas, of which half have some of a prompt of 4,096 tokens."""
+    """64 replicas, half of which have a part of a prompt of 4,096 tokens."""
     tokens = tuple(DRAW.randrange(150_000) for _ in range(SHORT))
     took: list[float] = []
     for make, named in (
@@ -92,7 +92,7 @@ def look_up(index: KvIndex, named: Naming, tokens: Sequence[int]) -> dict[Epoch,
 
 
 def events() -> Iterator[Row]:
-    """Of one replica with a full cache: for each block stored another is evicted."""
+    """Cache events of one replica with a full cache: for each stored block another is evicted."""
     for num_names in (1, 16, 512):
         rates: list[float] = []
         for make, num_events in ((new_holder_table, 40_000), (ReferenceTable, 4_000)):
@@ -110,7 +110,7 @@ def hear(index: KvIndex, said: Sequence[KvEvents]) -> None:
 
 
 def turnover(num_events: int, num_names: int) -> Iterator[KvEvents]:
-    """Messages of up to 16 events, of which the second half undoes the first."""
+    """Messages of up to 16 events; the second half of them undoes the first."""
     said = [DRAW.randbytes(16 * num_names) for _ in range(num_events // 2)]
     changes = [
         *(KvEvent(KvChange.STORED, names) for names in said),
@@ -121,7 +121,7 @@ def turnover(num_events: int, num_names: int) -> Iterator[KvEvents]:
 
 
 def large_fleet(num_replicas: int) -> Iterator[Row]:
-    """All but a tenth of the blocks are on one replica each."""
+    """All but a tenth of the blocks are on a single replica."""
     prompts = [BlockNames(DRAW.randbytes(LONG // BLOCK * 16)) for _ in range(4)]
     own = [BlockNames(DRAW.randbytes(LONG // BLOCK * 16)) for _ in range(num_replicas // 4)]
     before, index, times = rss(), KvIndex(), []
@@ -159,7 +159,7 @@ def large_fleet(num_replicas: int) -> Iterator[Row]:
 
 
 def shared(num_replicas: int) -> Iterator[Row]:
-    """Each block is on three replicas that it has drawn by itself: hardly two have the same."""
+    """Each block is on three random replicas, so that hardly two blocks are on the same ones."""
     num_names = num_replicas * 10_000 // 3
     before, index = rss(), KvIndex()
     names_by_replica = [bytearray() for _ in range(num_replicas)]
@@ -182,7 +182,7 @@ def shared(num_replicas: int) -> Iterator[Row]:
 
 
 def own_snapshot(num_blocks: int) -> Iterator[Row]:
-    """What a replica's event loop reads of its own cache; its engine waits for none of it."""
+    """A snapshot that a replica's event loop reads of its own cache while its engine goes on."""
     cache = PrefixCache()
     cache.log = KvEventLog()
     for block in range(num_blocks):
@@ -207,7 +207,7 @@ def snapshot(names: bytes, part: int = 0, has_more: bool = False) -> KvEvents:
 
 
 def parts(names: bytes) -> Sequence[bytes]:
-    """A snapshot as a replica sends it."""
+    """The messages of a snapshot, as a replica sends them."""
     step = PART_BLOCKS * 16
     return [
         kv_events_to_proto(

@@ -1,15 +1,15 @@
-"""Eleven loads that ask a router for different things, as traces for `baton simulate`.
+"""Eleven synthetic traces with different demands on a router, for `baton simulate`.
 
-    chat     sessions of a few short turns behind one system prompt
-    agent    sessions of many turns that come seconds after one another, behind eight system prompts
-    long     sessions of few turns that grow by a document each
-    systems  sessions of few turns behind a hundred system prompts of 8,192 tokens
-    together few sessions, all of which begin within seconds, and none later
-    crowd    five times as many as together, which all begin within seconds and are shorter
-    waves    sessions of which forty begin at one moment, every two minutes
-    uneven   sessions most of which are short, and a few of which bring most of the work
-    hotdoc   every other prompt begins with the same 8,192 tokens: one replica alone is too few
-    thrash   3,000 documents of 20,480 tokens, asked for by a power law: more than caches keep
+    chat     sessions of a few short turns with one system prompt
+    agent    sessions of many turns, seconds apart, with eight system prompts
+    long     sessions of few turns, each of which adds a document
+    systems  sessions of few turns with a hundred system prompts of 8,192 tokens
+    together few sessions, all of which begin within seconds
+    crowd    five times as many as `together`, which are shorter
+    waves    sessions of which forty begin at the same moment, every two minutes
+    uneven   mostly short sessions, and a few that bring most of the work
+    hotdoc   every other prompt begins with the same 8,192 tokens: too many for one replica
+    thrash   3,000 documents of 20,480 tokens, chosen by a power law: more than the caches hold
     burst    ten times the rate for 30 s of every 150 s
 
 Sessions are closed loops. Ids stand for blocks of 512 tokens; the same seed writes the same bytes.
@@ -39,7 +39,7 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversations:
-    """Means of exponential distributions, but for the counts and the system prompts."""
+    """Means of exponential distributions, except counts and system prompts."""
 
     num_sessions: int
     sessions_per_s: float
@@ -50,9 +50,9 @@ class Conversations:
     answer_tokens: float
     gap_s: float
     at_once: int = 1
-    """Sessions that begin at one moment."""
+    """Sessions that begin at the same moment."""
     turns_sigma: float | None = None
-    """Of a lognormal distribution of turns, whose mean is `turns`; None: exponential."""
+    """Sigma of a lognormal distribution of turns with mean `turns`; None: exponential."""
 
     def num_turns(self, random_: random.Random) -> int:
         if self.turns_sigma is None:
@@ -98,13 +98,13 @@ SESSIONS = {
 
 
 class Blocks:
-    """Ids that nobody has had yet."""
+    """Unused block ids."""
 
     def __init__(self) -> None:
         self._ids = count()
 
     def take(self, num_tokens: int) -> list[int]:
-        """As many as are whole."""
+        """The ids of so many new blocks; whole blocks only."""
         return [next(self._ids) for _ in range(num_tokens // BLOCK_SIZE)]
 
     def extend(self, ids: list[int], num_tokens: int) -> None:
@@ -136,7 +136,7 @@ def conversations(kind: Conversations, seed: int) -> Iterator[Line]:
 
 
 class Documents:
-    """Prompts of an open loop: what they begin with, and a question of their own."""
+    """Prompts of an open loop: a shared document, and a question of their own."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)

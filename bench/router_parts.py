@@ -1,14 +1,14 @@
-"""What each part of the gateway's router is good for: each is off in turn.
+"""What each part of the gateway's router contributes: each is turned off in turn.
 
-    all             nothing is off
-    late binding    prompts are sent at once, and wait at the replica of their choice
-    step model      replicas' own step times: prompts are predicted at one rate for all
-    sessions        names of conversations: they are known by their beginnings
-    gossip          what replicas tell of what other gateways sent them
-    pulls           prefixes are not fetched from other replicas' caches
+    all             everything on
+    late binding    off: prompts are sent at once, and wait at their replica
+    step model      off: one prefill rate for all replicas instead of their own step times
+    sessions        off: conversations are recognised only by their prefixes
+    gossip          off: replicas do not report what other gateways sent them
+    pulls           off: prefixes are not fetched from other replicas' caches
 
-A fleet as `baton simulate --decode` has it, with two gateways, on the same requests and arrivals:
-the first of each trace, without the longest, and with short answers. Seconds to the first token.
+A fleet as in `baton simulate --decode`, with two gateways, on the same requests and arrivals: the
+first of each trace, without the longest, and with short answers. Times are TTFT in seconds.
 
     python -m bench.router_parts TRACE... --device FILE.csv:MODEL,HARDWARE,RANKS
 """
@@ -33,7 +33,7 @@ HEAD = ("without", "mean, s", "p99, s", "hit", "imbalance", "goodput", "mean / a
 
 
 def cases(setup: FleetSetup) -> Mapping[str, tuple[str, FleetSetup]]:
-    """The policy and the fleet of each."""
+    """The policy and the fleet setup of each case."""
     return {
         "all": (DEFAULT_POLICY, setup),
         "late binding": ("cost-at-once", setup),

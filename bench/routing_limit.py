@@ -1,24 +1,23 @@
-"""How much better than its rivals can any routing policy be? Policies, and what none can beat.
+"""Lower bounds for any routing policy, beside the results of policies.
 
-The bound is what a relaxed system needs for the same arrivals, where a real one needs no less:
+The bounds are the times of a relaxed system with the same arrivals, which no real one can beat:
 
-    caches     one, endless, that all replicas share: of the blocks that a prompt names, those that
-               no earlier prompt named are its own work, w. Whoever computes them does so after it
-               came, one after the other, and before its first token
-    replicas   one of N times the rate, that may stop a prompt for another at no cost
-    schedule   the best there is, knowing all that will come
+    cache      one unlimited cache for all replicas: the work w of a prompt is that of its blocks
+               which no earlier prompt had
+    replicas   a single one with N times the rate, which may preempt a prompt at no cost
+    schedule   the optimum, knowing all future arrivals
 
-    mean    at least sum w / n: nobody waits
-            at least that of the least remaining work first on that one replica, which no schedule
-            of it beats (Schrage 1968)
-    p99     at least that of w: nobody waits
-            at least the least D such that all but 1 % can be in time within D of their arrival,
-            each of them with w <= D. How many must be late is found by Kise, Ibaraki and Mine
-            (1978): with one D for all, whoever came first is due first
+    mean    at least sum w / n: without waiting
+            at least that of shortest remaining processing time on the single replica, which is the
+            optimal schedule there (Schrage 1968)
+    p99     at least that of w: without waiting
+            at least the least D for which 99 % of the prompts can end within D of their arrival,
+            each of them with w <= D. The least number of late ones is computed as by Kise, Ibaraki
+            and Mine (1978): with the same D for all, deadlines are in the order of arrivals
 
-Each bounds one figure: no schedule need reach both. In a closed loop arrivals depend on answers, so
-only those without waiting hold; what conversations have in common is then the work of one of them
-in the mean, and of none of them in the p99.
+Each bounds one figure; a schedule need not reach both. In a closed loop arrivals depend on answers,
+so only the bounds without waiting hold; a prefix that conversations share is then the work of one
+of them for the mean, and of none for the p99.
 
     python -m bench.routing_limit TRACE... [--load 0.7 ...] [--policy NAME ...] [--seeds N]
 """
@@ -49,10 +48,10 @@ from baton.router.defaults import DEFAULT_POLICY
 Numbers = NDArray[np.float64]
 
 BETTER = 0.85
-"""What is aimed at: so many times the best rival's figure."""
+"""The target: so many times the result of the best other policy."""
 PERCENT = 99.0
 RELATIVE_ERROR = 1e-4
-"""Of the bound on the percentile: it is lower by so much at most than what it could be."""
+"""The bound on the percentile is too low by at most this."""
 HEAD = (
     *("", "figure", "best rival", "of", DEFAULT_POLICY, "bound", "cost / rival"),
     *("bound / rival", f"{BETTER:g} times the rival"),
@@ -66,7 +65,7 @@ class Bound:
 
 
 def bound_of(trace: Trace, setup: Setup, seed: int) -> Bound:
-    """What no policy beats on this trace, with its arrivals spread by this seed."""
+    """The bounds for this trace, with its arrivals spread by this seed."""
     if trace.is_closed_loop:
         return _closed(trace, setup, seed)
     trace = spread(trace, seed=seed)
@@ -83,8 +82,8 @@ def bound_of(trace: Trace, setup: Setup, seed: int) -> Bound:
 def own_works_s(
     requests: Sequence[TraceRequest], setup: Setup, names: BlockNames, known: set[bytes]
 ) -> Numbers:
-    """Seconds to compute what no earlier one begins with; names that were `known` are nobody's.
-    They are known from then on."""
+    """Seconds of each prompt's work: its blocks that no earlier prompt had and that are not in
+    `known`, to which they are added."""
     works = []
     for request in requests:
         named = names.of(request)
@@ -110,7 +109,7 @@ def _closed(trace: Trace, setup: Setup, seed: int) -> Bound:
 
 
 def least_mean_s(arrived_s: Numbers, takes_s: Numbers) -> float:
-    """The mean time from arrival to end on one server: least remaining work first."""
+    """The mean time from arrival to end on one server by shortest remaining processing time."""
     left: list[float] = []
     now, sum_s = 0.0, 0.0
     nexts_s = [*arrived_s.tolist()[1:], np.inf]
@@ -120,7 +119,7 @@ def least_mean_s(arrived_s: Numbers, takes_s: Numbers) -> float:
         while left and now < next_s:
             shortest = heappop(left)
             done_s = min(shortest, next_s - now)
-            sum_s += done_s * (len(left) + 1)  # all who are there, for so long
+            sum_s += done_s * (len(left) + 1)  # all waiting jobs, for this long
             now += done_s
             if done_s < shortest:
                 heappush(left, shortest - done_s)
@@ -128,7 +127,7 @@ def least_mean_s(arrived_s: Numbers, takes_s: Numbers) -> float:
 
 
 def least_percentile_s(arrived_s: Numbers, work_s: Numbers, num_replicas: int) -> float:
-    """What the percentile of the times from arrival to end is at least."""
+    """A lower bound of the percentile of times from arrival to end."""
     num_late = len(work_s) - 1 - int(PERCENT / 100.0 * (len(work_s) - 1))
     low_s = float(np.percentile(work_s, PERCENT))
     high_s = low_s
@@ -146,10 +145,10 @@ def least_percentile_s(arrived_s: Numbers, work_s: Numbers, num_replicas: int) -
 def num_must_be_late(
     arrived_s: Numbers, work_s: Numbers, num_replicas: int, within_s: float, most: int
 ) -> int:
-    """How many end later than `within_s` after their arrival, at least; or a number beyond `most`.
+    """The least number that ends later than `within_s` after arrival; or any number above `most`.
 
-    They are taken in the order of their arrival, which is that in which they are due. Where one
-    would be late, that one of them is left out without which the others end soonest.
+    Jobs are added in the order of arrival, which is that of their deadlines. When one would be
+    late, the job is removed without which the others end soonest.
     """
     may_be = work_s <= within_s
     num_late = int(len(work_s) - may_be.sum())
@@ -170,9 +169,9 @@ def num_must_be_late(
 
 
 def _soonest_without_one(at_s: Numbers, takes_s: Numbers) -> tuple[int, float]:
-    """Whom to leave out so that the last of the others ends soonest, and when that is.
+    """The job to remove so that the last of the others ends soonest, and when that is.
 
-    The end is the latest of: each one's arrival, and all the work from it on.
+    The end is the maximum, over jobs, of its arrival plus all work from it on.
     """
     ends_s = at_s + np.cumsum(takes_s[::-1])[::-1]
     before_s = np.concatenate(([-np.inf], np.maximum.accumulate(ends_s)[:-1]))
@@ -183,7 +182,7 @@ def _soonest_without_one(at_s: Numbers, takes_s: Numbers) -> tuple[int, float]:
 
 
 def rows(found: Sequence[Row], bounds: Sequence[Bound]) -> Iterator[tuple[str | float, ...]]:
-    """Of one trace and load: the means over its seeds."""
+    """Rows of one trace and load: means over the seeds."""
     for figure in ("mean_s", "p99_s"):
         by_policy = {
             name: fmean(getattr(row.figures, figure) for row in group)
@@ -201,7 +200,7 @@ def rows(found: Sequence[Row], bounds: Sequence[Bound]) -> Iterator[tuple[str | 
 
 
 def verdict(own: float, bound: float) -> str:
-    """`own` and `bound` are in times of the best rival's figure."""
+    """`own` and `bound` are relative to the best other policy."""
     if own <= BETTER:
         return "met"
     return "impossible" if bound > BETTER else "not excluded"

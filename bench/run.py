@@ -1,10 +1,10 @@
-"""The measurements that docs/performance.md begins with, as Markdown; it names the others.
+"""Runs the first measurements of docs/performance.md, which names the others; prints Markdown.
 
     python -m bench.run [engine_steps] [growth] [speculation] [gateway] [handoff] [startup]
                         [--quick]
 
-Half an hour, half of it for speculation. `--quick` takes few samples: to see that everything works,
-not to quote.
+Takes half an hour, half of it for speculation. `--quick` takes few samples: a test that everything
+works, not results to quote.
 """
 
 from __future__ import annotations

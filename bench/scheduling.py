@@ -1,10 +1,10 @@
-"""How the cost of scheduling grows: with the requests that run, and with those that wait.
+"""How the cost of scheduling grows with running and with waiting requests.
 
-    as before     everybody decodes, nobody comes or goes; the waiting do not fit
-    one for one   in each step one request ends and one of those waiting takes its place
+    steady        all decode, none begins or ends; waiting requests do not fit
+    turnover      in each step one request ends, and a waiting one takes its place
 
 Microseconds of `Scheduler.step`: medians of the means over 16 steps, one block of tokens. The pool
-has no bytes in it; there is neither runner nor sampler.
+has no memory behind it; there is neither runner nor sampler.
 
     python -m bench.scheduling
 """
@@ -29,14 +29,14 @@ from baton.engine.schedule.scheduler import Scheduler
 BLOCK_SIZE = 16
 PROMPT_LEN = 96
 BLOCKS_EACH = 18
-"""Of the pool, for each that runs: enough for all steps that are timed, and not for one more."""
+"""Blocks of the pool a running request: enough for all timed steps, and no more."""
 NUM_STEPS = 160
 WARM_UP_STEPS = 16
 SAMPLING = SamplingParams(temperature=0.0, max_tokens=10_000)
 
 
 class Load:
-    """A scheduler under so many requests; `compute` is what an engine does with a step."""
+    """A scheduler with so many requests; `compute` does what an engine does with a step."""
 
     def __init__(self, num_running: int, num_waiting: int) -> None:
         layout = echo_info().layout(BLOCK_SIZE)
@@ -101,7 +101,7 @@ def report(*, is_quick: bool = False) -> str:
         for num_waiting in ((0, 100) if is_quick else (0, 10, 100, 1000))
         for load in [(num_running, num_waiting)]
     ]
-    return table(("", "as before", "one for one"), rows)
+    return table(("requests", "steady", "turnover"), rows)
 
 
 if __name__ == "__main__":

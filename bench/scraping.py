@@ -1,9 +1,9 @@
-"""What a scrape of Prometheus costs the process that it asks, in CPU time.
+"""The CPU time of a Prometheus scrape in the process that is scraped.
 
     python -m bench.scraping [--scrapes 300]
 
-A deployment answers some requests, so that its series are there. Then each of its processes is
-asked for its page again and again, beside an equal time in which nobody asks it.
+A deployment answers some requests, so that all its series exist. Then each of its processes is
+scraped again and again, and its CPU time compared with an equally long time without scrapes.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from bench.startup import CONFIG, QUESTION, by_kind
 
 NUM_REQUESTS = 50
 PERIOD_S = 15.0
-"""Between two scrapes, as the chart's monitors have it."""
+"""Seconds between two scrapes, as in the chart's monitors."""
 NUM_REPLICAS = 16
 
 
 def measure(num_scrapes: int) -> Iterator[tuple[str, float, int]]:
-    """By role: CPU milliseconds of a scrape, and the bytes of its answer."""
+    """CPU milliseconds of a scrape and bytes of its answer, by role."""
     with LiveDeployment(CONFIG) as deployment:
         asyncio.run(_ask(deployment.wait()))
         kinds = by_kind(deployment.processes())
@@ -46,7 +46,7 @@ async def _ask(port: int) -> None:
 
 def _scraped(process: psutil.Process, num_scrapes: int) -> tuple[float, int]:
     url = _page(process)
-    with httpx.Client() as prometheus:  # which keeps its connection from scrape to scrape
+    with httpx.Client() as prometheus:  # one connection for all scrapes, as Prometheus does
         answer = prometheus.get(url)
         before, began_s = _cpu_s(process), time.perf_counter()
         for _ in range(num_scrapes):
@@ -59,7 +59,7 @@ def _scraped(process: psutil.Process, num_scrapes: int) -> tuple[float, int]:
 
 
 def _page(process: psutil.Process) -> str:
-    """Of its own port: one of those that it listens at."""
+    """The metrics page, from one of the ports that the process listens on."""
     for one in process.net_connections("tcp"):
         if one.status == psutil.CONN_LISTEN:
             url = f"http://127.0.0.1:{one.laddr.port}/metrics"

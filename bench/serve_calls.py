@@ -1,9 +1,9 @@
-"""What one call through Ray Serve costs the process that answers it: CPU time above that of rest.
+"""The CPU time of a call through Ray Serve in the process that answers it, above its idle CPU time.
 
     python -m bench.serve_calls [--seconds 20] [--per-second 50]
 
-A cluster of its own, of one node; the caller is the driver, and calls at an even pace. What is
-answered is a replica's word (a heartbeat) and a list of 1,000 replicas.
+Runs on a cluster of its own with one node; the driver calls at an even pace. The calls are a
+heartbeat of a replica, and one that returns a list of 1,000 replicas.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from baton.proto.membership_wire import heartbeat_from_proto, heartbeat_to_proto
 from baton.proto.replica_pb2 import HeartbeatReply, HeartbeatRequest
 
 NUM_CPUS = 2
-"""Of Serve's controller and of who answers."""
+"""For Serve's controller and the answering actor."""
 NUM_REPLICAS = 1000
 
 
@@ -71,7 +71,7 @@ async def main(seconds: float, per_second: float) -> None:
         return sum(process.cpu_times()[:2])
 
     async def pace(call: Callable[[], Any], rate: float) -> tuple[float, int]:
-        """CPU seconds, and calls."""
+        """CPU seconds and number of calls."""
         before, began, num = spent_s(), time.monotonic(), 0
         while time.monotonic() - began < seconds:
             await call()
@@ -94,7 +94,7 @@ async def main(seconds: float, per_second: float) -> None:
         rows.append((name, num / seconds, 1e3 * (cpu_s - at_rest) / num))
     print(surroundings())
     print(f"at rest: {100 * at_rest / seconds:.2f}% of a core")
-    print(table(("a call through Serve", "calls a second", "CPU ms of who answers"), rows))
+    print(table(("call through Serve", "calls a second", "CPU ms a call, answering process"), rows))
     serve.shutdown()  # type: ignore[no-untyped-call]
     ray.shutdown()
 

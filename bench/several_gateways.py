@@ -1,14 +1,14 @@
-"""What several gateways cost, and what becomes of requests when one dies or one more begins.
+"""What several gateways cost in TTFT and hit rate, and what happens when one dies or joins.
 
     one         a single gateway
-    two         each request goes to one of two, which know of each other's by what replicas tell
-    one dies    of two, half-way: whoever has a request there asks the other one, for all of it, and
-                what replicas compute of it for nobody is computed to its end
-    one joins   a single one, and half-way one more, which hears from each replica what it has
+    two         each request goes to one of two, which learn of each other's load from replicas
+    one dies    one of two dies half-way: its clients send their requests again to the other one,
+                and replicas finish the lost requests for nobody
+    one joins   a second one joins half-way, and receives each replica's cache
 
-A fleet as `baton simulate --decode` has it, on the same requests and arrivals. *Hit there* is of
-the prompts that came to the new gateway first, those of its first `--first` seconds; *before* is of
-the same prompts where there is a single gateway from beginning to end.
+A fleet as in `baton simulate --decode`, on the same requests and arrivals. *Hit there* is the hit
+rate of prompts that the new gateway routes in its first `--first` seconds; *before* is that of the
+same prompts with a single gateway from beginning to end.
 
     python -m bench.several_gateways TRACE... --device FILE.csv:MODEL,HARDWARE,RANKS
 """
@@ -79,7 +79,7 @@ def _half_s(trace: Trace) -> float:
 def _hits(
     alone: list[FleetOutcome], joined: list[FleetOutcome], from_s: list[float], first_s: float
 ) -> tuple[str, float]:
-    """Shares of tokens that were cached, of the same prompts."""
+    """Hit rates of the same prompts, by case."""
     there: list[Served] = []
     before: list[Served] = []
     for one, two, begins_s in zip(alone, joined, from_s, strict=True):
@@ -99,8 +99,8 @@ def _hit(served: list[Served]) -> float:
 
 
 def small(trace: Trace, num_requests: int, max_tokens: int, answer: int) -> Trace:
-    """Its first requests, without the longest, and with short answers: what is asked about is the
-    way to the first token."""
+    """The first requests of a trace, without the longest, and with short answers, since only TTFT
+    is measured."""
     kept = [request for request in trace.requests if request.input_length <= max_tokens]
     return replace(
         trace,
@@ -112,7 +112,7 @@ def small(trace: Trace, num_requests: int, max_tokens: int, answer: int) -> Trac
 
 
 def fleet_parser(description: str | None, num_requests: int) -> argparse.ArgumentParser:
-    """The options of benchmarks that play traces on a fleet, so many requests of each."""
+    """The options of benchmarks that simulate the first requests of traces on a fleet."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,6 +1,6 @@
-"""A Llama of four layers with made-up weights, large enough to be worth a second rank.
+"""A Llama of four layers with random weights, large enough for a second rank to pay.
 
-1024 wide, 16 heads, 4 of them KV, feed-forwards of 4096; prompts of which nothing is in the cache.
+Hidden size 1024, 16 heads, 4 KV heads, intermediate size 4096; prompts without a cached prefix.
 """
 
 from __future__ import annotations

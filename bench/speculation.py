@@ -1,19 +1,19 @@
-"""What drafting wins and loses: the same requests with each method and without, turn by turn.
+"""The speedup of speculative decoding: the same requests with each method and without, in turns.
 
-    rounds   plain, again, suffix, ...     new prompts in each; the first does not count
-    turns    a few steps of each, in any order, as long as all of its requests run
-    ratio    tokens a second of a method against plain decoding, over all rounds, and between what
-             it lies with 95 % (stretches of turns, drawn anew a thousand times); that of `plain
-             again` is what the machine does to all of them
-    counts   tokens a request gets in a step, those that were drafted for it and those verified,
-             and of each position in drafts the share right: they hang on prompts and on how much
-             is drafted, hardly on the machine
+    rounds   plain, again, suffix, ...     new prompts in each; the first is a warm-up
+    turns    a few steps of each engine, in random order, while all of its requests run
+    ratio    tokens a second of a method over those of plain decoding, over all rounds, with a 95 %
+             confidence interval (bootstrap over blocks of turns); `plain again` shows the noise of
+             the machine
+    counts   tokens a request gets in a step, draft tokens and verified ones, and the acceptance
+             rate by position: they depend on prompts and on how much is drafted, hardly on the
+             machine
 
-The loads are told in `bench/speculation_loads.py`. Engines stay from round to round: what they have
-learnt of prices stays, too. Outputs are compared: a token that differs ends the run. `--cpu-time`
-counts the CPU seconds of one thread, on machines that others use, too; the engines see no other
-clock. `--minutes` shares the time among loads and batches: each has as many rounds as fit, one at
-least and `--rounds` at most.
+The loads are described in `bench/speculation_loads.py`. Engines are kept from round to round, with
+the step costs they have learnt. Outputs are compared: a token that differs ends the run.
+`--cpu-time` counts the CPU seconds of one thread, for shared machines; the engines use the same
+clock. `--minutes` divides the time among loads and batches: each has as many rounds as fit, at
+least one and at most `--rounds`.
 
     python -m bench.speculation [--batches 1 4 16] [--rounds 3] [--minutes 15] [--only code ...]
                                [--methods suffix ...] [--cpu-time]
@@ -54,15 +54,15 @@ HEADER = (
 
 @dataclass(slots=True)
 class Measured:
-    """One method beside plain decoding, over all rounds."""
+    """The results of one method and of plain decoding, over all rounds."""
 
     blocks: list[tuple[int, float, int, float]] = field(default_factory=list)
-    """Tokens and seconds, and those of plain decoding, of the same turns; zeros where one of them
-    was done."""
+    """Tokens and seconds of the method and of plain decoding in the same turns; zeros where one of
+    them had ended."""
     num_tokens: int = 0
     num_steps: int = 0
     num_outputs: int = 0
-    """Tokens of all answers, to the end."""
+    """Tokens of all complete answers."""
     drafts: DraftCounts = NO_COUNTS
 
     def add(self, own: Run, plain: Run) -> None:
@@ -78,7 +78,7 @@ class Measured:
         self.drafts = combined(self.drafts, own.drafts, add)
 
     def counts(self) -> list[str | float]:
-        """Drafted and verified for one request in a step, and of each position the share right."""
+        """Draft and verified tokens a request and step, and the acceptance rate by position."""
         num_passes = self.num_outputs - sum(self.drafts.num_accepted_at)
         verified_at, accepted_at = self.drafts.num_verified_at, self.drafts.num_accepted_at
         shares = [
@@ -94,7 +94,7 @@ class Measured:
         return float(_ratios(self._table().sum(0, keepdim=True))[0])
 
     def interval(self) -> tuple[float, float]:
-        """In which the ratio lies with 95 %."""
+        """The 95 % confidence interval of the ratio."""
         blocks = self._table()
         draws = torch.randint(
             len(blocks), (NUM_DRAWS, len(blocks)), generator=torch.Generator().manual_seed(0)
@@ -120,12 +120,12 @@ def _ratios(sums: Tensor) -> Tensor:
 def measure(
     load: Load, batch: int, num_rounds: int, ends_at: float = math.inf
 ) -> Iterator[list[str | float]]:
-    """A row a method, and one that says how far two that do the same are apart."""
+    """A row a method, and one for the difference between two plain runs."""
     plain = engine_of(load.model)
     engines = {PLAIN: plain, AGAIN: engine_of(load.model)}
     engines |= {name: make() for name, make in load.methods.items()}
     measured = {name: Measured() for name in engines}
-    random, turns = Random(batch), Random(batch)  # prompts do not hang on how long others took
+    random, turns = Random(batch), Random(batch)  # prompts do not depend on how long others took
     for round_ in range(num_rounds + 1):
         if round_ > 1 and time.monotonic() > ends_at:
             break
@@ -173,7 +173,7 @@ def _round(
 
 
 def _take_turns(runs: Sequence[Run], random: Random) -> None:
-    """A machine that others use is slow for seconds: each has its part of them."""
+    """Let engines take turns, since other processes slow the machine down for seconds at a time."""
     going = list(runs)
     while going:
         random.shuffle(going)
@@ -204,7 +204,7 @@ def _requests(
 def rows_of(
     chosen: Sequence[Load], batches: Sequence[int], num_rounds: int, minutes: float
 ) -> Iterator[list[str | float]]:
-    """Each load and batch has its share of the time that is left."""
+    """Rows of all loads and batches, which share the remaining time equally."""
     ends_at, num_left = time.monotonic() + 60 * minutes, len(chosen) * len(batches)
     for load in chosen:
         for batch in batches:
@@ -216,7 +216,7 @@ def rows_of(
 
 
 def report(*, is_quick: bool = False) -> str:
-    """All but what never rests."""
+    """The default loads: all but `always`."""
     with ExitStack() as stack:
         chosen = [
             load

@@ -1,13 +1,13 @@
-"""What speculation is measured with: models, what they are asked, and who drafts for them.
+"""The loads for measuring speculation: models, prompts and drafters.
 
-code         the demo model and its draft, on source of the Python standard library
-again        the same, each round with the prompts of the first
-edited       the same, asked once more with a few tokens of each prompt changed, as when a file is
-             edited and written anew
-always       the methods that look texts up, on code, never resting: what drafts are worth,
-             and what those of lookahead are if nothing is made of wrong guesses
-dummy        65 million made-up weights in bfloat16, read from memory in each pass; drafts are
-             right so often, and cost nothing to make, or a set share of a step a token
+code         the demo model and its draft model, on source code of the Python standard library
+again        the same, with the prompts of the first round in each round
+edited       the same, sent a second time with a few tokens of each prompt changed, as when a file
+             is edited and written again
+always       methods that look drafts up in texts, on code, without pausing when drafting does not
+             pay; and lookahead without the n-grams it makes from wrong guesses
+dummy        65 million random weights in bfloat16, read from memory in each pass; drafts have a set
+             acceptance rate, and cost nothing, or a set share of a step for each token
 """
 
 from __future__ import annotations
@@ -40,36 +40,36 @@ LOOKED_UP = ("suffix", "ngram", "lookahead")
 HEADS = ("eagle", "p-eagle", "medusa")
 PROMPT_LEN, NUM_NEW = 128, 128
 NUM_EDITED = 3
-"""Tokens of a prompt that change from one turn to the next."""
+"""Tokens of a prompt that are changed for the second time."""
 Prompts = Callable[[Random, int], list[list[int]]]
-"""So many prompts."""
+"""Draws so many prompts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """One model, what it is asked, and who drafts."""
+    """One model, its prompts, and the methods that draft for it."""
 
     name: str
     model: LoadedModel
     prompts: Prompts
     temperature: float
     methods: Mapping[str, Callable[[], Engine]]
-    """By name: how an engine is made that drafts so."""
+    """Builders of engines, by the name of their drafting method."""
     edits: Callable[[Random, Sequence[int]], list[int]] | None = None
-    """What becomes of a prompt before it is asked a second time; only that is counted."""
+    """Changes a prompt before it is sent a second time; only the second time counts."""
 
 
 class KnowingDrafter:
-    """Has the answers of a plain run, and errs at random: drafts of a set acceptance and cost."""
+    """Drafts from the answers of a plain run with random errors: of set acceptance and cost."""
 
     name = "knowing"
 
     def __init__(self, share: float, cost: float = 0.0, clock: Clock = time.monotonic) -> None:
-        """Each token of a draft, for all who ask, takes `cost` of a plain step."""
+        """A draft token, for all requests together, takes `cost` times a plain step."""
         self.is_costly = cost > 0
         self.answers: Mapping[str, Sequence[int]] = {}
         self.step_s = 0.0
-        """What a plain step takes."""
+        """Seconds of a plain step."""
         self._share = share
         self._cost = cost
         self._clock = clock
@@ -83,7 +83,7 @@ class KnowingDrafter:
         return drafts
 
     def forget(self, request: Request) -> None:
-        """It keeps nothing."""
+        """Nothing to forget."""
 
     def _propose(self, request: Request, max_tokens: int) -> Draft:
         first = len(request.output)
@@ -122,7 +122,7 @@ def _knowing(model: LoadedModel, share: float, cost: float = 0.0) -> Engine:
 
 
 def _unrefined(model: LoadedModel) -> Engine:
-    """Looks ahead by the n-grams of the text alone."""
+    """Lookahead with the n-grams of the text only."""
     engine = engine_of(model)
     engine.speculation = Speculation(LookaheadDrafter(), FixedBudget(MAX_TOKENS))
     return engine
@@ -147,7 +147,7 @@ def _source_of(name: str) -> str:
 
 
 def _again(prompts: Prompts) -> Prompts:
-    """Each round the same, as agents ask that try again or write a file anew."""
+    """The same prompts in each round, as of agents that try again."""
     asked: dict[int, list[list[int]]] = {}
 
     def again(random: Random, count: int) -> list[list[int]]:
@@ -159,7 +159,7 @@ def _again(prompts: Prompts) -> Prompts:
 
 
 def edited(random: Random, prompt: Sequence[int]) -> list[int]:
-    """A few tokens of its first half are others of it."""
+    """The prompt with a few tokens of its first half replaced by other tokens of it."""
     changed = list(prompt)
     for _ in range(NUM_EDITED):
         changed[random.randrange(len(changed) // 2)] = random.choice(prompt)

@@ -1,4 +1,4 @@
-"""One engine's turns at a load, with what they took and what became of its drafts."""
+"""One engine's turns at a load: their times, and how many drafts were accepted."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from baton.engine.request.request import Request
 from baton.engine.speculation.draft_tally import DraftCounts
 
 STRETCH = 4
-"""Steps of an engine before it is another's turn."""
+"""Steps of an engine in one turn."""
 TURNS_OF_BLOCK = 4
-"""Turns that are drawn anew together: what drafts win in one hangs together with the next."""
+"""Turns in a bootstrap block, since the speedups of neighbouring turns are correlated."""
 NO_COUNTS = DraftCounts(0, (), ())
 
 
 @dataclass(slots=True)
 class Run:
-    """Requests that one engine has, all at once, and what it took while all of them ran."""
+    """Concurrent requests of one engine, and its times while all of them run."""
 
     engine: Engine
     requests: Sequence[Request]
     turns: list[tuple[int, float]] = field(default_factory=list, init=False)
-    """Tokens and seconds of each."""
+    """Tokens and seconds of each turn."""
     num_steps: int = field(default=0, init=False)
     drafts: DraftCounts = field(default=NO_COUNTS, init=False)
-    """What became of drafts, until all is finished."""
+    """Counts of drafts, until all requests end."""
     _num_now: int = field(init=False)
     _drafts_before: DraftCounts = field(init=False)
 
     def __post_init__(self) -> None:
-        """Prompts are not counted."""
+        """Compute the prompts, which are not measured."""
         self._drafts_before = self._counts()
         for request in self.requests:
             self.engine.add(request)
@@ -45,7 +45,7 @@ class Run:
         return self.engine.num_running == len(self.requests)
 
     def go_on(self) -> None:
-        """A turn: a stretch of steps."""
+        """Run a turn."""
         started, num_before = self.engine.clock(), self._num_now
         for _ in range(STRETCH):
             if not self.is_full:
@@ -56,14 +56,14 @@ class Run:
         self.turns.append((self._num_now - num_before, seconds))
 
     def finish(self) -> Mapping[str, Sequence[int]]:
-        """What came of each request."""
+        """Run to the end; return the output of each request."""
         while self.engine.has_work:
             self.engine.step()
         self.drafts = combined(self._counts(), self._drafts_before, sub)
         return {request.request_id: request.output for request in self.requests}
 
     def blocks(self) -> list[tuple[int, float]]:
-        """Tokens and seconds of so many turns together."""
+        """Tokens and seconds of each block of so many turns."""
         starts = range(0, len(self.turns), TURNS_OF_BLOCK)
         groups = [self.turns[start : start + TURNS_OF_BLOCK] for start in starts]
         return [(sum(n for n, _ in group), sum(s for _, s in group)) for group in groups]
@@ -77,7 +77,7 @@ class Run:
 
 
 def combined(one: DraftCounts, other: DraftCounts, by: Callable[[int, int], int]) -> DraftCounts:
-    """By position, also where only one of them has it."""
+    """The sum by position, also where only one of them has it."""
     at = (
         [by(a, b) for a, b in zip_longest(mine, theirs, fillvalue=0)]
         for mine, theirs in zip(one[1:], other[1:], strict=True)

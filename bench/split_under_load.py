@@ -1,16 +1,16 @@
-"""What splitting prefill from decode buys under load: two replicas, split and not.
+"""Latency under load with prefill and decode on two separate replicas, and with both on each.
 
-    1P+1D           a prompt never stops who decodes
-    0P+2D           each does both: a pass with a prompt is as long for who decodes beside it
-    0P+2D chunked   the usual remedy: prompts in pieces of CHUNK tokens
+    1P+1D           prefill never delays decoding requests
+    0P+2D           each does both: a pass with a prompt delays the requests that decode in it
+    0P+2D chunked   the usual remedy: prefill in chunks of CHUNK tokens
 
     python -m bench.split_under_load [--paced] [--rounds N] [--seconds S] [--shares F ...]
 
-All are offered the same requests, at a share of the rate that 0P+2D can do, one after the other in
-each round, and others every round: Poisson arrivals, none cached. Live, replicas of one thread, the
-gateway and the load generator share the machine's cores. --paced replicas compute nothing: their
-passes wait for as long as they are told to take, as if each had a device of its own, and all else
-is live.
+In each round all get the same requests, one deployment after another, at a share of the capacity of
+0P+2D; each round has new ones. Arrivals are Poisson, and no prefix is cached. Live, replicas of one
+thread, the gateway and the load generator share the machine's cores. --paced replicas compute
+nothing: their passes sleep for a given time, as if each had a device of its own, and all else is
+live.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ SHARES = (0.5, 0.8)
 PROMPT_LENS = (256, 1280)
 OUTPUT_LENS = (48, 96)
 AT_ONCE = 32
-"""To see what two replicas can do."""
+"""Concurrent requests, to measure the capacity of two replicas."""
 PACE = StepTimes(constant_s=0.015, token_s=2e-4, pair_s=4e-8, context_s=1e-6, request_s=3e-4)
-"""Of paced replicas: a prompt of 768 tokens takes 180 ms, a token of eight requests 25."""
+"""Step times of paced replicas: a prompt of 768 tokens takes 180 ms, a decode step of eight
+requests 25 ms."""
 COLUMNS = (
     ("TTFT p50", "ttft", 50),
     ("p99", "ttft", 99),
@@ -73,7 +74,7 @@ SHAPES = (
 
 
 def write_load(file: Path, rate: float, seconds: float, seed: int) -> None:
-    """Poisson arrivals; nothing of a prompt is found in a cache."""
+    """Write a load of Poisson arrivals without common prefixes."""
     random_, at_s = random.Random(seed), 0.0
     name = seed << 32
     lines = []
@@ -93,7 +94,7 @@ def write_load(file: Path, rate: float, seconds: float, seed: int) -> None:
 
 @contextmanager
 def deployed(shape: Shape, *, is_paced: bool) -> Iterator[str]:
-    """The URL that clients ask."""
+    """Run a deployment; yields the URL for clients."""
     if is_paced:
         layout = Layout(
             num_prefill=shape.num_prefill,
@@ -119,7 +120,7 @@ def _url(port: int) -> str:
 
 
 def most_per_s(folder: Path, seconds: float, *, is_paced: bool) -> float:
-    """Answers a second of replicas that do both."""
+    """The capacity of 0P+2D in answers a second."""
     file = folder / "most.jsonl"
     write_load(file, 100.0, seconds, seed=1_000)
     with deployed(TOGETHER, is_paced=is_paced) as url:
@@ -128,7 +129,7 @@ def most_per_s(folder: Path, seconds: float, *, is_paced: bool) -> float:
 
 
 def compare(asked: argparse.Namespace) -> tuple[float, dict[tuple[float, str], list[Any]]]:
-    """The most that is answered a second, and what was measured, by share of it and shape."""
+    """The capacity, and the results by share of it and by deployment."""
     found: dict[tuple[float, str], list[Any]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -1,4 +1,4 @@
-"""A streaming HTTP client that costs little, for it shares the cores with what it measures.
+"""A streaming HTTP client with little CPU time, since it shares the cores with the server.
 
 One connection, one request at a time; notes when each write of the server arrives.
 """
@@ -22,13 +22,13 @@ class Streamed:
     """One answer. Times are seconds since the request was sent."""
 
     times: tuple[float, ...]
-    """Of each write but [DONE]; the server writes once for each update it has text for."""
+    """Arrival of each write except [DONE]; the server writes once for each update with text."""
     events: tuple[dict[str, Any], ...]
-    """Of the first and the last write."""
+    """The events of the first and the last write."""
 
     @property
     def last(self) -> dict[str, Any]:
-        """Carries usage and receipt, where asked for."""
+        """The last event, which has usage and receipt if wanted."""
         return self.events[-1]
 
     @property

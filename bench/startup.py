@@ -1,9 +1,9 @@
-"""From `baton serve` to the first answer, and what the processes hold and do while nobody asks.
+"""The time from `baton serve` to the first answer, and memory and CPU of its idle processes.
 
     empty application, baton serve, empty application, baton serve, ...   in turns
 
-Beside each start of the demo stands one of Ray with an empty Serve application: machines differ
-and have neighbours, so the ratio is what tells. Stages are those that `baton serve` says itself.
+Each start of the demo is preceded by one of Ray with an empty Serve application: machines differ
+and are shared, so the ratio is what counts. Stages are those that `baton serve` prints.
 
     python -m bench.startup
 """
@@ -27,7 +27,7 @@ from bench.sse_client import Connection
 
 NUM_STARTS = 5
 SETTLE_S = 10.0
-"""After the first answer, before anything is called idle."""
+"""Seconds after the first answer until the deployment counts as idle."""
 IDLE_S = 20.0
 CONFIG = {"dtype": "float32"}
 QUESTION = {"prompt": "def add(a, b):\n", "max_tokens": 8, "temperature": 0}
@@ -53,37 +53,37 @@ RAY_PROCESSES = {
 }
 
 Kind = tuple[str, str]
-"""Whose process, and which."""
+"""The owner and the name of a process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Seconds since the command was given."""
+    """The times of one start, in seconds since the command."""
 
     bare: float
-    """Of Ray with an empty application, right before: until that answered."""
+    """Seconds until an empty application on Ray answered, just before."""
     stages: Mapping[str, float]
     announced: float
     answered: float
     cpu: Mapping[Kind, float]
-    """CPU seconds by kind of process, of those that still run when the answer is there."""
+    """CPU seconds by kind of process, of those that run at the first answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Idle:
-    """All processes of one kind together."""
+    """The idle processes of one kind together."""
 
     kind: Kind
     num_processes: int
     rss_mib: float
     pss_mib: float
-    """Shared pages are counted in parts: the sum over all processes is what they really hold."""
+    """Proportional set size: shared pages are divided among their processes."""
     cpu_percent: float
-    """Of one core."""
+    """Percent of one core."""
 
 
 def measure(num_starts: int, idle_s: float) -> tuple[list[Start], list[Idle]]:
-    """The first start is the first of this installation, if nothing has been started before."""
+    """Measure several starts. The first may be the first of this installation, which is slower."""
     starts: list[Start] = []
     for remaining in reversed(range(num_starts)):
         bare = _start_bare()
@@ -152,7 +152,7 @@ def _watch_idle(processes: Sequence[psutil.Process], idle_s: float) -> list[Idle
 def by_kind(
     processes: Sequence[psutil.Process], others: Mapping[str, Mapping[str, str]] | None = None
 ) -> dict[Kind, list[psutil.Process]]:
-    """`others`: whose else there are, each by a part of its command."""
+    """Processes by kind. `others`: owners of other processes, by a part of their command."""
     owners = {**(others or {}), "Baton": BATON_PROCESSES, "Ray": RAY_PROCESSES}
     members: dict[Kind, list[psutil.Process]] = {}
     for process in processes:
@@ -171,7 +171,7 @@ def _kind(process: psutil.Process, owners: Mapping[str, Mapping[str, str]]) -> K
 
 
 def _leads(pid: int) -> bool:
-    """Whether this is the fork of the command, with a process session of its own."""
+    """Whether a process is the fork of the command that leads its process session."""
     try:
         return os.getsid(pid) == pid
     except ProcessLookupError:
@@ -196,7 +196,7 @@ def report(*, is_quick: bool = False) -> str:
         (
             "### From the command until requests are taken, 1P+1D, seconds",
             _ratio_table(starts),
-            f"### What it says on the way, median of {len(starts)}",
+            f"### Stages that it prints, median of {len(starts)}",
             _stage_table(starts),
             "### By process, 1P+1D: CPU to start, then idle",
             _process_table(starts, idle),
@@ -225,7 +225,7 @@ def _stage_table(starts: Sequence[Start]) -> str:
     ]
     rows.append(("announced as ready", statistics.median(start.announced for start in starts)))
     rows.append(("first completion answered", statistics.median(s.answered for s in starts)))
-    return table(("said", "s after the command"), rows)
+    return table(("stage", "s after the command"), rows)
 
 
 def _process_table(starts: Sequence[Start], idle: Sequence[Idle]) -> str:

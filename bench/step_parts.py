@@ -1,12 +1,13 @@
-"""A decoding step on a CPU, part by part, on one thread and on all, and what kept its threads.
+"""A decode step on a CPU by its parts, on one thread and on all, and where threads spend time.
 
-    parts     what each takes on one thread and on all, beside the least that one thread needs: its
-              arithmetic and its bytes at the rates of one thread in the same run
-    threads   all threads x the time of a step = computed + kept from a core by whatever else runs
-              on the machine + asleep, waiting for each other (who waits shortly is looking, which
-              counts as computed)
+    parts     the time of each part on one thread and on all, beside its lower bound on one thread:
+              FLOPs and bytes at the rates of one thread, measured in the same run
+    threads   threads x step time = computing + runnable but without a core, because of other
+              processes + asleep, waiting for each other (short waits spin, which counts as
+              computing)
 
-Steps on one thread and on all take turns. Weights are made up: the shape of Qwen3-0.6B in bfloat16.
+Steps on one thread and on all take turns. Weights are random, with the shape of Qwen3-0.6B in
+bfloat16.
 
     python -m bench.step_parts [--requests 32 16 1] [--context 192]
 """
@@ -38,11 +39,11 @@ TASKS = Path("/proc/self/task")
 
 @dataclass(frozen=True, slots=True)
 class Had:
-    """Seconds of all threads of this process together."""
+    """Seconds of all threads of this process together, by state."""
 
     computed_s: float
     kept_s: float
-    """Ready to run, while something else had the core."""
+    """Runnable, while another process had the core."""
 
     def __sub__(self, other: Had) -> Had:
         return Had(self.computed_s - other.computed_s, self.kept_s - other.kept_s)
@@ -55,7 +56,7 @@ class Step:
 
 
 def threads_had() -> Had:
-    """Raises OSError where Linux tells nothing of how it schedules."""
+    """Read the times of all threads. Raises OSError if the kernel has no scheduling statistics."""
     times = [(task / "schedstat").read_text().split() for task in TASKS.iterdir()]
     return Had(
         sum(int(ran) for ran, *_ in times) / 1e9, sum(int(kept) for _, kept, *_ in times) / 1e9
@@ -65,7 +66,7 @@ def threads_had() -> Had:
 def in_turns(
     watch: StepWatch, threads: Sequence[int], turns: int, had: Callable[[], Had]
 ) -> dict[int, list[Step]]:
-    """Steps by how many threads made them."""
+    """Steps by number of threads, which take turns."""
     found: dict[int, list[Step]] = {count: [] for count in threads}
     for turn in range(-WARM_UP_STEPS, turns):
         for count in threads:
@@ -80,7 +81,7 @@ def in_turns(
 def part_rows(
     steps: dict[int, list[Step]], work: dict[Part, Work], one: Ceilings
 ) -> list[list[str | float]]:
-    """Milliseconds, medians."""
+    """Rows of median milliseconds by part."""
     rows: list[list[str | float]] = []
     for part in steps[1][-1].took.part_s:
         least = work.get(part, Work())

@@ -1,15 +1,14 @@
-"""A prompt that comes back: computed again, or swapped in from host memory, disk or a store.
+"""The TTFT of a prompt that is sent again: recomputed, or swapped in from a tier.
 
-    cold        asked for the first time: all of it is computed
-    returning   asked again after another prompt has taken its blocks
+    cold        sent for the first time: computed
+    returning   sent again after another prompt has taken its blocks
 
 One replica of each kind in this process, with a pool that holds one prompt; one request at a time.
-What is measured is the time to the first token. All kinds and both ways are taken in turns, so that
-what else the machine does falls on all alike; medians, and the range that the middle half lies in.
-Without a tier both are computed: it is the control. "times faster" sets a returning prompt against
-the control's returning one of the same round, not against its own cold one: the control shows that
-those two differ by their place in the sequence alone. The disk and the store are folders whose
-files the system has in memory: their times are those of files, not of devices.
+All kinds take turns, so that other load on the machine affects all alike; the table has medians and
+interquartile ranges of TTFT. The control, without a tier, computes both. "times faster" compares a
+returning prompt with that of the control in the same round, not with its own cold one: the control
+shows that those two differ by their position in the sequence alone. The disk and the store are
+folders whose files are in the page cache: their times are those of files, not of devices.
 
     python -m bench.tiers [--model demo] [--tokens 256,1024,1900] [--rounds 5]
 """
@@ -47,7 +46,7 @@ ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """Of one prompt, both ways."""
+    """Times of one prompt, cold and returning."""
 
     cold_s: float
     returning_s: float
@@ -56,7 +55,7 @@ class Returned:
 
 @dataclass(slots=True)
 class Asking:
-    """One replica and who asks it."""
+    """One replica and its client."""
 
     worker: DecodeWorker
     dispatcher: LocalDispatcher
@@ -66,7 +65,7 @@ class Asking:
         return [self.ids.randrange(100, 4000) for _ in range(num_tokens)]
 
     async def ask(self, prompt: Sequence[int]) -> tuple[float, Receipt]:
-        """The time to the first token, which is the last."""
+        """Send a request for one token; returns the TTFT."""
         generation = Generation(
             request_id=new_request_id(), prompt=tuple(prompt), sampling=ONE_TOKEN
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -14,6 +15,12 @@ from baton.core.step_times import StepTimes
 class Role(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
+
+
+def counts_by_role(counts: Mapping[Role, int]) -> str:
+    """For people: `2 decode and 1 prefill replicas`, `1 decode replica`."""
+    noun = "replica" if sum(counts.values()) == 1 else "replicas"
+    return f"{' and '.join(f'{number} {role}' for role, number in counts.items())} {noun}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

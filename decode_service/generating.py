@@ -10,6 +10,7 @@ from baton.core.messages import GenerateRequest, PrefillDone, Receipt, TokenUpda
 from baton.core.replicas import ReplicaAddress
 from baton.core.sampling import FinishReason, TokenLogprob
 from baton.core.tracing import NO_SPAN, Span
+from baton.core.wording import count_of
 from baton.decode_service.session import GatewaySession
 from baton.engine.grammar.matchers import PendingMatcher
 from baton.engine.request.request import Request
@@ -135,7 +136,7 @@ class Generating:
         yield from self.request.cache_notes
         if num_missing := self.request.num_draft_missing:
             yield (
-                f"drafted without {num_missing} tokens, of which the head was shown nothing: "
+                f"drafted without {count_of(num_missing, 'token')}, which the head was not shown: "
                 "computed by another replica, found in the cache, or while drafting rested"
             )
 

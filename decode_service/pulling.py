@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from baton.core.replicas import ReplicaAddress
 from baton.core.tracing import Span
+from baton.core.wording import count_of
 from baton.decode_service.adoption import adopt
 from baton.decode_service.generating import Generating
 from baton.engine.engine import Engine
@@ -55,9 +56,9 @@ class Pulling:
             num_missing = len(wanted) - num_here
             if not num_here or (num_missing > num_here and message.prefill):
                 return False
-            came = f"with the KV of {num_here} tokens"
+            came = f"with the KV of {count_of(num_here, 'token')}"
             if not brought_in.num_new:
-                came = f"to where the KV of {num_here} tokens was"
+                came = f"to where the KV of {count_of(num_here, 'token')} was"
             generating.notes.append(f"moved from {source.replica_id} {came}")
             await self._enter(generating, brought_in, is_whole=not num_missing)
         return True

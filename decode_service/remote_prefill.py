@@ -29,6 +29,7 @@ from baton.core.messages import (
 )
 from baton.core.replicas import ReplicaAddress
 from baton.core.tracing import Span
+from baton.core.wording import count_of
 from baton.decode_service.adoption import adopt
 from baton.decode_service.arriving_prompts import ArrivingPrompts
 from baton.decode_service.generating import Generating
@@ -258,7 +259,9 @@ class RemotePrefill:
             if generating.prefill is not None:
                 generating.num_lost = len(message.prompt) + len(message.output) - kept.stop
             if kept:
-                generating.notes.append(f"kept the KV of {len(kept)} tokens that had come")
+                generating.notes.append(
+                    f"kept the KV of {count_of(len(kept), 'token')} that had come"
+                )
 
     def _release(self, transfer_id: TransferId, reason: AbortReason) -> None:
         """Nothing happens to a transfer that was adopted or aborted before."""

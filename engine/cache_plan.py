@@ -1,4 +1,5 @@
-"""How the KV of a model lies on a device, how much there is of it, and how large a pass may be."""
+"""Plans an engine's KV cache: its layout, how many blocks fit on the device, and how large a pass
+may be."""
 
 from __future__ import annotations
 
@@ -17,29 +18,30 @@ from baton.engine.passes.pass_memory import CudaDevice, Device, measure
 
 CPU_CACHE_BYTES = 1 << 30
 MAX_DRAFTED = 128
-"""Drafted tokens of a pass whose logits have a place on a CPU; those of more are computed, but not
-as fast. On a GPU there is memory for all of them."""
+"""Draft tokens per pass whose logits get a preallocated buffer on a CPU. Passes with more are
+computed, too, but not as fast. On a GPU the buffer has room for all draft tokens."""
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachePlan:
     layout: KvLayout
-    """The layout of the whole model's KV, whoever keeps a share of it."""
+    """The layout of the whole model's KV, even if each rank stores only a part of it."""
     num_blocks: int
     device: str
     scheduler: SchedulerConfig
     max_model_len: int
-    """Tokens of prompt and output together that the model serves."""
+    """Most tokens of a request, prompt and output together."""
     max_drafted: int = 0
-    """This and the next three: see `PassLimits`."""
+    """See `PassLimits`, as for the three fields below."""
     max_run: int = 1
     graph_sizes: tuple[GraphSize, ...] | None = None
     mixed_sizes: tuple[int, ...] | None = None
 
     @property
     def limits(self) -> PassLimits:
-        """The largest pass that the scheduler may ask for, or a small one that is recorded."""
+        """The largest pass that the scheduler may ask for; at least that of 8 requests and 8 tokens
+        that is recorded at the start."""
         longest = min(self.max_model_len, self.scheduler.max_model_len or self.max_model_len)
         return PassLimits(
             max_tokens=max(self.scheduler.max_batch_tokens, 8),
@@ -57,7 +59,7 @@ class CachePlan:
 
     @property
     def widest_limits(self) -> PassLimits:
-        """Pass limits of a cache that has room for whatever the model serves."""
+        """Pass limits with enough blocks for the longest request that the model serves."""
         return self.with_blocks(self.layout.num_blocks_for(self.max_model_len)).limits
 
     def with_blocks(self, num_blocks: int) -> CachePlan:
@@ -73,20 +75,23 @@ def plan_cache(
     features: DraftFeatures | None = None,
     taps: AuxHiddenStates | None = None,
 ) -> CachePlan:
-    """The plan with as many blocks as this rank has room for on the device of that name.
+    """The plan with as many blocks as this rank has room for on the device `name`.
 
-    `features` are kept beside the KV, and `taps` read passes. On a GPU what these take is tried
-    first, and `config.buffer_bytes` are left free. Raises InvalidConfig if there is no room for a
-    block, or for a pass.
+    `features` are stored in each block beside the KV; `taps` are the hidden states that a drafter
+    reads of each pass. On a GPU the memory of the largest pass is measured first, and
+    `config.buffer_bytes` are left free. Raises InvalidConfig if there is no room for a block or for
+    a pass, and for int4 KV where it is not supported.
     """
     of_model = loaded.info.layout(config.cache.block_size, config.cache.kv_dtype)
     layout = replace(of_model, features=features)
     if layout.is_int4 and name != "cpu":
-        raise InvalidConfig("cache.kv_dtype int4 is for CPUs so far; on a GPU take fp8 or int8")
+        raise InvalidConfig(
+            "cache.kv_dtype int4 is supported on CPUs only; on a GPU set fp8 or int8"
+        )
     if layout.is_int4 and loaded.groups.mesh.context > 1:
         raise InvalidConfig(
-            "cache.kv_dtype int4: ranks that share prompts (parallel.context) do not exchange "
-            "blocks that are open; take int8"
+            "cache.kv_dtype int4 is not supported with context parallelism (parallel.context), "
+            "whose ranks do not exchange blocks that are partly filled; set int8"
         )
     plan = CachePlan(
         layout=layout,
@@ -107,8 +112,8 @@ def plan_cache(
     taken_bytes = passes.num_bytes + draft_bytes + config.buffer_bytes
     left_bytes = gpu.free_bytes() - taken_bytes
     logger.info(
-        "passes take %d bytes, their graphs %d, what drafts are drawn from %d and buffers for KV "
-        "that comes %d; %d of the device are left",
+        "memory on the GPU: activations take %d bytes, CUDA graphs %d, draft distributions %d and "
+        "buffers for received KV %d; %d bytes are left for the KV cache",
         passes.activation_bytes,
         passes.graph_bytes,
         draft_bytes,
@@ -128,8 +133,8 @@ def _max_drafted(config: EngineConfig, device: str) -> int:
 
 
 def _draft_bytes(config: EngineConfig, max_drafted: int, num_logits: int) -> int:
-    """What drafted tokens are drawn from, in float32, for the published rule: it lies beside the
-    pass that verifies them."""
+    """Bytes of the float32 distributions that draft tokens are drawn from. The published acceptance
+    rule needs them until the pass that verifies the drafts is over."""
     speculation = config.speculation
     if speculation.acceptance != "published" or speculation.looks_up:
         return 0
@@ -137,15 +142,15 @@ def _draft_bytes(config: EngineConfig, max_drafted: int, num_logits: int) -> int
 
 
 def _num_blocks(config: CacheConfig, layout: KvLayout, memory_bytes: int, beside: int = 0) -> int:
-    """`memory_bytes`: where none are configured. `beside`: those that the blocks leave free, for
-    blocks that are open."""
+    """Number of blocks of the cache. `memory_bytes` is used if the configuration gives neither a
+    number nor a size; `beside` bytes of it are left for the unquantized copies of open blocks."""
     if config.num_blocks is not None:
         return config.num_blocks
     if config.memory_gib is not None:
         memory_bytes = int(config.memory_gib * (1 << 30))
     num_blocks = num_blocks_in(memory_bytes - beside, layout)
     if num_blocks < 1:
-        open_blocks = f" beside the open ones, {beside} bytes" if beside else ""
+        open_blocks = f" and {beside} bytes of open blocks" if beside else ""
         raise InvalidConfig(
             f"{memory_bytes} bytes of cache do not hold one block of {layout.block_bytes} bytes"
             f"{open_blocks}; raise cache.memory_gib or, on a GPU, lower scheduler.max_batch_tokens"

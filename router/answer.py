@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from baton.core.replicas import ReplicaInfo, Role
+from baton.core.wording import count_of
 from baton.router.cache.pulling import Holding
 from baton.router.eligible import opened, ready
 from baton.router.explain.decisions import Considered, DecodeConsidered
@@ -150,7 +151,7 @@ class Answers:
         why = f"{best.info.replica_id} has least cost of {len(costs)}" if is_least else bound_late
         why += (
             f": {best.candidate.busy_s(asked.now):.3f} s until it is free, "
-            f"{best.num_soon_tokens} tokens cached"
+            f"{count_of(best.num_soon_tokens, 'token')} cached"
         )
         is_alone = bound_late or len(ranked) == 1 or next_cost > cost
         num_equals = 1 if is_alone else np.count_nonzero(costs == cost)
@@ -262,5 +263,5 @@ def _fetch_s(asked: Question, source: Holding, taker: ReplicaInfo, num_held: int
 
 def _told(why: str, source: Holding | None, *, is_beside: bool) -> str:
     if source is not None:
-        why = f"{why}; {source.num_tokens} tokens cached on {source.info.replica_id}"
+        why = f"{why}; {count_of(source.num_tokens, 'token')} cached on {source.info.replica_id}"
     return f"beside another choice of this request; {why}" if is_beside else why

@@ -1,1 +1,1 @@
-"""Every kernel of the GPU, checked and timed, and whole passes: `python -m bench.gpu`."""
+"""Checks and times every GPU kernel, and whole passes: `python -m bench.gpu`."""

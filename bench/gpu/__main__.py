@@ -1,10 +1,10 @@
-"""Every kernel of the GPU, checked and timed, and whole passes, beside what the device allows.
+"""Checks and times every GPU kernel, and times whole passes, beside the limits of the device.
 
     python -m bench.gpu [--out FOLDER]       one call of under eight minutes; FOLDER/gpu.json
     python -m bench.gpu --check-only         no timing
     python -m bench.gpu --check-only --interpret     in Triton's interpreter, without a GPU
 
-It needs the kernels and the engine alone: no cluster, no server.
+Needs only the kernels and the engine: no cluster, no server.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from bench.gpu.report import Report
 
 BUDGET_S = 460.0
-"""Parts that would begin later are left out, and said to be."""
+"""Parts that would begin later than this are skipped, and reported as such."""
 ROOM_FOR_70B_AND_KV = 100 << 30
-"""Bytes of a device. Weights of e4m3 are 67 GiB, the KV of a request of 2,304 tokens is 0.7."""
+"""Device memory needed. Weights in e4m3 are 67 GiB, the KV of 2,304 tokens 0.7 GiB."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0 if all that was checked is right."""
+    """The exit status: 0 if all checks passed."""
     options = _options(arguments)
     if options.interpret:
         os.environ["TRITON_INTERPRET"] = "1"  # before any kernel is defined
@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _keep(report: Report, folder: Path | None) -> None:
-    """What was found so far: a device that faults, or a time that is up, may end all."""
+    """Write the results so far, since a device fault or a time limit may end the process."""
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "gpu.json").write_text(json.dumps(report.as_json(), indent=1))
@@ -73,7 +73,7 @@ def _check(report: Report, device: str) -> None:
 
 
 def _timings(report: Report, device: str) -> list[Callable[[], None]]:
-    """In the order of what matters most, should time run out."""
+    """The timings, the most important first, since time may run out."""
     import torch
     from bench.gpu.attention_cases import attention_cases
     from bench.gpu.cases import REAL, cases

@@ -1,4 +1,4 @@
-"""Attention on a GPU, over a paged cache, beside what it reads and computes."""
+"""Attention over a paged cache on a GPU, with the bytes it reads and the FLOPs it needs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TINY = Heads(4, 2, 16)
 class Pass:
     heads: Heads
     requests: tuple[tuple[int, int], ...]
-    """(new tokens, context) of each."""
+    """(new tokens, context) of each request."""
     items: torch.dtype
     device: str
 
@@ -80,7 +80,7 @@ class Pass:
         )
 
     def arena(self) -> Arena:
-        """Filled layer-sized pieces at a time: it may be many gigabytes."""
+        """An arena of random values, filled one layer at a time since it may be many gigabytes."""
         shape = self.num_blocks, self.heads.kv, 2, BLOCK_SIZE, self.heads.width
         if not self.is_narrow:
             return torch.empty(shape, dtype=self.items, device=self.device).normal_()
@@ -106,7 +106,7 @@ class Pass:
 
     @property
     def num_flops(self) -> float:
-        """Of the pairs of tokens that see each other."""
+        """FLOPs of the pairs of tokens that attend to each other."""
         pairs = sum(n * (c - n) + n * (n + 1) / 2 for n, c in self.requests)
         return 4.0 * self.heads.query * self.heads.width * pairs
 
@@ -176,7 +176,7 @@ def _by_definition(q: Tensor, arena: Arena, of: Pass, sequences: Sequences) -> T
 
 
 def _latent_case(device: str, dtype: torch.dtype, new: int, *, is_small: bool) -> Case:
-    """MLA, of DeepSeek's shape: all heads read one latent of 512 and a key of 64. `new` tokens of
+    """MLA with DeepSeek's shape: all heads read one latent of 512 and a key of 64. `new` tokens of
     each request: 1 decodes, more are drafts."""
     num_heads, latent, rope = (4, 32, 16) if is_small else (128, 512, 64)
     requests = ((new, 5), (new, 300)) if is_small else ((new, 4096),) * 64
@@ -210,7 +210,7 @@ def _latent_case(device: str, dtype: torch.dtype, new: int, *, is_small: bool) -
 
 
 def _write_case(device: str, dtype: torch.dtype) -> Case:
-    """RoPE and the write of K and V, read back from the arena."""
+    """RoPE and the write of K and V into the cache; what was written is read back."""
     of = Pass(heads=TINY, requests=((5, 9), (1, 20)), items=dtype, device=device)
     sequences = of.sequences()
     qkv = torch.randn(6, TINY.query + 2 * TINY.kv, TINY.width, device=device).to(dtype)

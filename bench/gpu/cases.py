@@ -1,4 +1,4 @@
-"""Each kernel of the GPU with something to compute: what it must give, and what it costs.
+"""Cases for every GPU kernel: inputs, expected results, bytes and FLOPs.
 
 The same cases are checked at small sizes and timed at those of real models.
 """
@@ -48,16 +48,16 @@ class Case:
     name: str
     run: Callable[[], Tensor]
     expected: Callable[[], Tensor] | None = None
-    """None: it is only timed; a smaller one like it is checked."""
+    """None: the case is only timed; a smaller one of its kind is checked."""
     tolerance: float = 0.0
-    """Of the largest number that is expected."""
+    """Relative to the largest expected value."""
     num_bytes: float = 0.0
     num_flops: float = 0.0
     rate: str = "bf16"
-    """Whose arithmetic: of `Ceilings`."""
+    """The field of `Ceilings` that bounds its arithmetic."""
 
     def error(self) -> float:
-        """The largest, relative to the largest number; infinite where one is not a number."""
+        """The largest error relative to the largest value; infinite if any value is NaN."""
         assert self.expected is not None
         found, wanted = self.run(), self.expected()
         if found.shape != wanted.shape:
@@ -160,7 +160,7 @@ def _products(sizes: Sizes, device: str, dtype: torch.dtype) -> list[Case]:
 
 
 def _library_products(sizes: Sizes, device: str) -> list[Case]:
-    """What torch has: beside the few rows of ours, and in place of them for many."""
+    """Matrix products of torch, for comparison; for many rows they replace ours."""
     num_columns, width = sizes.matrix
     num_columns -= num_columns % 128
     weight = (torch.randn(num_columns, width, device=device) * 0.02).bfloat16()
@@ -240,7 +240,7 @@ def _copies(sizes: Sizes, device: str) -> list[Case]:
         block_copy.gather_blocks(layers, blocks, staging)
         return staging
 
-    tables = torch.zeros(64, 8192, dtype=torch.int32, device=device)  # of contexts of 131,072
+    tables = torch.zeros(64, 8192, dtype=torch.int32, device=device)  # contexts of 131,072 tokens
     grown = (64, 1 if is_small else 8192)
     words = _runs(*grown, width=tables.shape[1]).to(device)
 
@@ -271,7 +271,7 @@ def _copies(sizes: Sizes, device: str) -> list[Case]:
 
 
 def _runs(count: int, length: int, width: int) -> Tensor:
-    """As many entries at the end of each of `count` tables."""
+    """Equally many entries at the end of each of `count` tables."""
     rows = torch.arange(count, dtype=torch.int32)
     first, lengths = rows * width + width - length, torch.full_like(rows, length)
     runs = torch.stack((first, lengths, rows * length), dim=1).flatten()

@@ -1,8 +1,8 @@
-"""Time on a GPU, and what it can do at most: measured in the same run as all that is compared.
+"""Timing on a GPU, and its limits, measured in the same run as what they are compared with.
 
-copy     bytes read and written, of a tensor many times the L2
-bf16     a large square product, as cuBLAS does it
-fp8      the same of e4m3 with one scale
+copy     bytes read and written a second, with a tensor many times the L2 cache
+bf16     FLOPs a second of a large square matrix product by cuBLAS
+fp8      the same with e4m3 and one scale
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 FLUSH_BYTES = 512 << 20
-"""Several times the L2: written before each run, so that nothing is found there."""
+"""Several times the L2 cache: written before each run, to flush it."""
 MIN_RUNS, MAX_RUNS = 5, 40
 SECONDS_A_MEASUREMENT = 0.4
 COPY_BYTES = 4 << 30
@@ -26,20 +26,20 @@ SIDE = 8192
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """Per second; 0 is not known."""
+    """Limits of the device per second; 0: not known."""
 
     bytes: float
     bf16: float
     fp8: float
 
     def least_seconds(self, num_bytes: float, num_flops: float, rate: str) -> float:
-        """What memory and arithmetic allow, whichever takes longer."""
+        """The lower bound: bytes over bandwidth or FLOPs over their rate, whichever is longer."""
         flops = getattr(self, rate)
         return max(num_bytes / self.bytes, num_flops / flops if flops else 0.0)
 
 
 class Clock:
-    """Medians; the device is idle before each run and has an L2 of other things."""
+    """Median times; before each run the device is idle and its L2 cache is flushed."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -55,7 +55,7 @@ class Clock:
         num_runs = min(MAX_RUNS, max(MIN_RUNS, int(SECONDS_A_MEASUREMENT / once)))
         events = []
         for _ in range(num_runs):
-            self._flush.zero_()  # long enough for the host to be ahead of what is timed
+            self._flush.zero_()  # long enough for the host to run ahead of the device
             begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             begun.record()
             run()
@@ -79,7 +79,7 @@ class Clock:
         return self.seconds(lambda: target.copy_(source))
 
     def _fp8(self, a: Tensor, b: Tensor, num_flops: float) -> float:
-        """0 where the device has none."""
+        """FLOPs a second in fp8; 0 if the device has none."""
         one = torch.ones((), device=self._device)
         quantized = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
         scaled = functional.ScalingType.TensorWise

@@ -1,4 +1,4 @@
-"""Whole passes on a GPU: steps and prompts of models with made-up weights, beside their limits.
+"""Whole passes on a GPU: decode steps and prefills of models with random weights, and their limits.
 
 decode   bytes of weights and KV  /  measured copy bandwidth
 prefill  FLOPs of products and attention  /  measured rate of products
@@ -66,7 +66,7 @@ class Row:
 
     @property
     def factor(self) -> float:
-        """Of what the device allows."""
+        """Measured time over the lower bound."""
         return self.seconds / self.least_seconds
 
 
@@ -76,7 +76,7 @@ def dummy_model(config: Mapping[str, Any], device: str, dtype: str) -> LoadedMod
 
 
 def fp8_model(config: Mapping[str, Any], device: str) -> LoadedModel:
-    """All products in e4m3 with one scale, made up on the device: wide ones would not fit it."""
+    """Random weights in e4m3 with one scale, made on the device, where wider ones would not fit."""
     with _folder_of(config) as folder:
         read = read_config(Path(folder))
     model = family_of(read.architecture).build(read)
@@ -120,7 +120,7 @@ def _folder_of(config: Mapping[str, Any]) -> tempfile.TemporaryDirectory[str]:
 
 
 class EngineBench:
-    """One model and its passes."""
+    """The passes of one model."""
 
     def __init__(self, name: str, loaded: LoadedModel, device: str, *, max_requests: int) -> None:
         self._name, self._loaded = name, loaded
@@ -134,7 +134,7 @@ class EngineBench:
 
     @property
     def weight_bytes(self) -> float:
-        """That every step reads: all but a table of embeddings of its own."""
+        """Bytes of weights that every step reads: all but an embedding table of its own."""
         model = self._loaded.model
         kept = sum(
             float(module.weight.nbytes)
@@ -147,7 +147,7 @@ class EngineBench:
 
     @property
     def num_weights(self) -> float:
-        """In products with every token."""
+        """Weights that every token is multiplied by."""
         linears = [m for m in self._loaded.model.modules() if isinstance(m, Linear)]
         head = self._loaded.model.head
         return float(sum(m.weight.shape[0] * m.weight.shape[1] for m in linears if m is not head))
@@ -169,7 +169,7 @@ class EngineBench:
     def mixed(
         self, num_decoding: int, context: int, num_tokens: int, ceilings: Ceilings
     ) -> list[Row]:
-        """A prompt beside requests that decode, in a graph if there is one, and without."""
+        """A prefill chunk in the batch of decoding requests, with and without a CUDA graph."""
         needed = self._layout.num_blocks_for(context)
         own = range(self._layout.num_blocks_for(num_tokens))
         stride = (self._num_blocks - len(own)) // num_decoding
@@ -206,7 +206,7 @@ class EngineBench:
         return self.runner.logits(self.runner.forward(chunks))
 
     def _seconds(self, run: Callable[[], Tensor]) -> float:
-        """By the host's clock: Python and launches are part of it."""
+        """Seconds by the host's clock, which include Python and kernel launches."""
         return median_seconds(lambda: float(run()[0, 0]))
 
 

@@ -1,4 +1,4 @@
-"""Experts on a GPU: their products, and a layer of them as a pass that decodes has it."""
+"""Experts on a GPU: their matrix products, and a whole layer in a decode step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from baton.kernels.experts.routing import reference as choose
 
 
 def expert_cases(sizes: Sizes, device: str, dtype: torch.dtype = torch.bfloat16) -> list[Case]:
-    """Of the shape of Qwen3-30B-A3B: few tokens, bound by the matrices, and many."""
+    """Products with the shape of Qwen3-30B-A3B: of few tokens, bound by memory, and of many."""
     is_small = sizes is SMALL
     num_columns, width = (96, 64) if is_small else (1536, 2048)
     weights = (torch.randn(sizes.num_experts, num_columns, width, device=device) * 0.02).to(dtype)
@@ -45,8 +45,8 @@ def expert_cases(sizes: Sizes, device: str, dtype: torch.dtype = torch.bfloat16)
 
 
 def _mixture(sizes: Sizes, device: str, dtype: torch.dtype) -> Case:
-    """A layer of a few decoded tokens, from the router's logits on: bound by launches, and by the
-    matrices of the experts that are chosen."""
+    """A layer of a few decoded tokens, from the router's logits on: bound by kernel launches and by
+    reading the chosen experts' matrices."""
     tokens, choices, width, hidden = (3, 2, 64, 48) if sizes is SMALL else (8, 8, 2048, 768)
     count = sizes.num_experts
     x, logits = torch.randn(tokens, width, device=device), torch.randn(tokens, count, device=device)

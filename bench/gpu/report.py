@@ -1,4 +1,4 @@
-"""What `bench.gpu` found: checks, times and whole passes, as tables and as JSON."""
+"""The results of `bench.gpu`: checks, times and whole passes, as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Timed:
     num_bytes: float
     num_flops: float
     share: float
-    """Of what memory or arithmetic, whichever takes longer, allows."""
+    """The lower bound over the measured time."""
 
 
 @dataclass
@@ -51,24 +51,24 @@ class Report:
     notes: list[str] = field(default_factory=list)
     ceilings: Ceilings | None = None
     weight_bytes: float = 0.0
-    """Of the 8B model, for others that run it."""
+    """Bytes of the 8B model's weights, for other engines that run it."""
 
     @property
     def is_right(self) -> bool:
         return all(each.is_right for each in self.checked)
 
     def check(self, case: Case) -> None:
-        """Unless it is there to be timed alone."""
+        """Check a case, unless it is only to be timed."""
         if case.expected is None:
             return
         try:
             with torch.inference_mode():
                 found = Checked(case.name, case.error(), case.tolerance)
-        except Exception as error:  # whatever a compiler says: the others go on
+        except Exception as error:  # any compiler error: the other cases go on
             said = f"{type(error).__name__}: {error}"[:300]
             found = Checked(case.name, float("inf"), case.tolerance, said)
         self.checked.append(found)
-        if not found.is_right:  # at once: a fault may end the process
+        if not found.is_right:  # at once, since a fault may end the process
             print(f"wrong: {found}", flush=True)
 
     def time(self, case: Case, clock: Clock) -> None:
@@ -85,13 +85,13 @@ class Report:
         )
 
     def guard(self, part: Callable[[], None]) -> None:
-        """Let the other parts run if this one cannot, and its memory be theirs."""
+        """Contain the failure of one part, and free its memory for the others."""
         try:
             with torch.inference_mode():
                 part()
         except Exception:
             self.notes.append(f"{part.__name__}: {traceback.format_exc(limit=3)[-600:]}")
-        with suppress(RuntimeError):  # a device that has faulted does not do even this
+        with suppress(RuntimeError):  # fails as well after a device fault
             torch.cuda.empty_cache()
 
     def leave_out(self, name: str) -> None:
@@ -112,7 +112,7 @@ class Report:
         return "\n\n".join(parts + [f"- {note}" for note in self.notes])
 
     def _checks(self) -> str:
-        header = ("kernel", "error", "allowed", "right")
+        header = ("kernel", "relative error", "tolerance", "passed")
         return table(
             header,
             [

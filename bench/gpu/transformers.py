@@ -1,4 +1,4 @@
-"""The same model by `transformers`: static cache, compiled with CUDA graphs."""
+"""The same model run by `transformers`, with a static cache, compiled with CUDA graphs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.gpu.engine import Row, median_seconds
 def transformers_rows(
     config: Mapping[str, Any], device: str, weight_bytes: float, ceilings: Ceilings
 ) -> list[Row]:
-    """A decode step of one request at 2k. Raises whatever transformers raises."""
+    """A decode step of one request with a context of 2k. Raises whatever transformers raises."""
     from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
     context = 2048

@@ -1,1 +1,1 @@
-"""Each kernel of the CPU beside a limit of the same minutes: `python -m bench.kernels`."""
+"""Times every CPU kernel, beside limits measured at the same time: `python -m bench.kernels`."""

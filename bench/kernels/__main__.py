@@ -1,17 +1,17 @@
-"""What each kernel of the CPU takes, beside what reading and multiplying take at best.
+"""Times every CPU kernel, beside its lower bound from memory bandwidth and FLOPs.
 
     products     bfloat16, int8 and int4 weights, 1 to 512 rows
-    attention    one new token, 32 new behind a long prefix, and prompts, by how KV is kept; on two
-                 threads, one long context (there by the wall clock)
-    limits       a read of 256 MiB, and torch's product (of int8 for weights of few bits), in turns
-                 with the kernel. A share is of the larger of both
+    attention    one new token, 32 new tokens after a long prefix, and prompts, by KV dtype; one
+                 long context with two threads (in wall time)
+    limits       a read of 256 MiB, and torch's matrix product (in int8 for quantised weights), in
+                 turns with the kernel. Shares are of the larger of the two bounds
 
     python -m bench.kernels                        this CPU's kernels
     python -m bench.kernels --kinds best x86-64-v3 vectors       in turns, as BATON_CPU_KERNELS says
     python -m bench.kernels --against ../before    in turns with another tree
-    python -m bench.kernels --only attention       the cases whose names have this in them
+    python -m bench.kernels --only attention       cases whose names contain this
 
-A kind that was never used here is compiled first, which takes a minute.
+A kind that was not compiled here yet is compiled first, which takes a minute.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OF_READ, OF_PRODUCTS = "a read", "torch.mm"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The least seconds: of the case, of reading a byte, of a FLOP of torch's product."""
+    """The least seconds of the case, of reading a byte, and of a FLOP of torch's product."""
 
     took_s: float
     byte_s: float
@@ -56,7 +56,7 @@ class Found:
 
 
 class Worker:
-    """A process of its own, for it has kernels of its own."""
+    """A child process, since a process loads one kind of kernels."""
 
     def __init__(self, name: str, tree: Path, kind: str) -> None:
         self.name = name

@@ -1,7 +1,7 @@
-"""The kernels that are timed: what each is given, and what it reads and multiplies at least.
+"""The kernels that are timed: their inputs, and the bytes and FLOPs they need at least.
 
-The shapes are those of Qwen3-0.6B, of one layer; weights and KV that few rows read are larger than
-caches are.
+The shapes are those of one layer of Qwen3-0.6B; weights and KV of cases with few rows are larger
+than the CPU's caches.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WIDTH, NUM_OUTPUTS, LARGE_OUTPUTS = 1024, 6144, 16 * 6144
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK = 16, 8, 128, 16
 ROWS = (1, 4, 8, 16, 32, 512)
 FEW_ROWS = 32
-"""As many stream a weight from memory."""
+"""With up to so many rows a product is bound by reading its weight from memory."""
 WRITE_TOKENS = 1024
 PACKERS: dict[str, Callable[..., PreparedWeight]] = {
     "bf16": packed_weight.pack,
@@ -35,7 +35,7 @@ PACKERS: dict[str, Callable[..., PreparedWeight]] = {
 }
 KV_DTYPES = {"bf16": "auto", "int8": "int8", "fp8": "fp8", "int4": "int4"}
 CONTEXTS = ((8, 4096, 1), (1, 32768, 1), (1, 32768, 32), (1, 512, 512), (1, 2048, 2048))
-"""Requests, tokens of each, and how many of those are new."""
+"""Requests, context of each, and new tokens of each."""
 LONG = 32768
 
 
@@ -43,11 +43,11 @@ LONG = 32768
 class Case:
     name: str
     arithmetic: str
-    """What multiplies: bf16 or int8."""
+    """The dtype that is multiplied: bf16 or int8."""
     num_bytes: float
     flops: float
     make: Callable[[], Callable[[], object]]
-    """Prepares, and returns what is timed."""
+    """Prepares the inputs, and returns the function that is timed."""
     num_threads: int = 1
 
 
@@ -81,7 +81,7 @@ def _product(kind: str, rows: int) -> Case:
 
 @cache
 def _weight(kind: str, outputs: int) -> PreparedWeight:
-    """Panel by panel of one small weight: only its size is seen."""
+    """A large weight made of copies of one small one, since only its size matters."""
     return PACKERS[kind](
         torch.randn(NUM_OUTPUTS, WIDTH).bfloat16().repeat(outputs // NUM_OUTPUTS, 1)
     )
@@ -118,7 +118,7 @@ def _attention(kind: str, requests: int, context: int, new: int, *, num_threads:
 
 @cache
 def _layer(layout: KvLayout) -> LayerKv:
-    """With KV of random tokens in all blocks."""
+    """A layer's cache with random KV in all blocks."""
     limits = PassLimits(max_tokens=LONG, max_requests=8)
     cache = KvCache(layout, LONG // BLOCK, dtype="bfloat16", limits=limits)
     [layer] = cache.layers
@@ -130,7 +130,7 @@ def _layer(layout: KvLayout) -> LayerKv:
 
 
 def _sequences(requests: int, context: int, new: int) -> Sequences:
-    """One after the other in the cache."""
+    """Requests whose blocks follow each other in the cache."""
     blocks = torch.arange(requests * context // BLOCK)
     return Sequences(
         num_requests=requests,
@@ -146,7 +146,7 @@ def _sequences(requests: int, context: int, new: int) -> Sequences:
 
 
 def limits() -> dict[str, Callable[[], object]]:
-    """By arithmetic, what multiplies the most; see `MM`."""
+    """Torch's product by dtype, which bounds FLOPs; see `MM`."""
     x = torch.randn(MM[0], MM[1]).bfloat16()
     weight = torch.randn(MM[2], MM[1]).bfloat16()
     eight = [torch.randint(-127, 128, tensor.shape, dtype=torch.int8) for tensor in (x, weight)]

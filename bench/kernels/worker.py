@@ -1,9 +1,9 @@
-"""The process that times: one kind of kernels, one case at a time, as lines say.
+"""The process that times one kind of kernels, one case at a time.
 
-    <- a number of a case and how long, in seconds
-    -> JSON: the best seconds of the case, of a read of a byte, and of a product's FLOP
+    <- a line: the index of a case, and for how many seconds to time it
+    -> JSON: the least seconds of the case, of reading a byte, and of a FLOP of torch's product
 
-Run by bench.kernels, with BATON_CPU_KERNELS and the tree set by the environment.
+Started by bench.kernels, with BATON_CPU_KERNELS and the source tree set by the environment.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LEAST_TIMES = 3
 
 
 def clock_of(num_threads: int) -> Callable[[], float]:
-    """Of one thread the time that it was given: what else runs takes less away."""
+    """CPU time with one thread, which other processes disturb less; wall time with several."""
     return time.thread_time if num_threads == 1 else time.perf_counter
 
 
@@ -54,7 +54,7 @@ def main() -> None:
 def best(
     works: tuple[Callable[[], object], ...], clock: Callable[[], float], least_s: float
 ) -> list[float]:
-    """The least that each took, all in turns."""
+    """The least time of each function; they take turns."""
     taken: list[list[float]] = [[] for _ in works]
     works[0]()
     ends_at = time.perf_counter() + least_s

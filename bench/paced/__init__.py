@@ -1,1 +1,1 @@
-"""Replicas whose steps take a given time, but hardly any CPU time."""
+"""Replicas whose steps sleep for a given time and use hardly any CPU."""

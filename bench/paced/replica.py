@@ -1,11 +1,11 @@
-"""A replica in a process of its own whose steps take a given time, but hardly any CPU time.
+"""A replica in a process of its own, whose steps sleep for a given time and use hardly any CPU.
 
-    python -m bench.paced.replica ROLE NAME ASK_AFTER_S      its ReplicaInfo comes by stdout
-    stdin:  pace 10          every step takes ten times as long from now on
-            lossy 0.1        of the pieces of KV that come here a tenth is lost, a tenth cuts the
-                             stream, a tenth is late; a tenth of the news of its cache is lost
+    python -m bench.paced.replica ROLE NAME ASK_AFTER_S      prints its ReplicaInfo
+    stdin:  pace 10          from now on every step takes ten times as long
+            lossy 0.1        a tenth of the incoming pieces of KV is lost, a tenth cuts the stream,
+                             a tenth is late; a tenth of its cache events is lost
 
-It stands for one on a device of its own, so that several fit the cores of one machine.
+It stands for a replica with a device of its own, so that several fit on the cores of one machine.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from baton.proto.channels import Channels
 from baton.proto.pulse import PingTiming
 
 PACE = StepTimes(constant_s=0.004, token_s=1e-4)
-"""10,000 tokens of a prompt a second, but for 4 ms a step."""
+"""4 ms a step, and 10,000 prompt tokens a second."""
 NUM_BLOCKS, BLOCK_SIZE, CHUNK = 2048, 16, 256
 
 
 @dataclass(frozen=True, slots=True)
 class PacedReplica:
-    """The other end: the process, and what it said of itself."""
+    """The process as its parent sees it, and its ReplicaInfo."""
 
     info: ReplicaInfo
     process: subprocess.Popen[str]
 
     @classmethod
     def of(cls, process: subprocess.Popen[str]) -> Self:
-        """Return when it serves."""
+        """Start one; returns when it serves."""
         assert process.stdout is not None
         return cls(pickle.loads(base64.b64decode(process.stdout.readline())), process)
 

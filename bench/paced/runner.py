@@ -1,4 +1,4 @@
-"""A runner that echoes, and waits until its pass has taken what step times say."""
+"""A runner that echoes, and sleeps until its pass has taken as long as the step times say."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PacedRunner(EchoRunner):
     ) -> None:
         super().__init__(info, num_blocks=num_blocks, block_size=block_size, is_verifying=False)
         self.factor = 1.0
-        """How many times that its passes take, from now on."""
+        """The factor by which passes take longer from now on."""
         self._times = times
 
     def forward(self, chunks: Sequence[Chunk], on_layer: OnLayer = ignore_layer) -> Tensor:

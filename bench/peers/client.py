@@ -1,8 +1,8 @@
-"""The client that all engines are asked by: token ids in, a stream of events out, times noted.
+"""The client that measures all engines: sends token ids, reads a stream of events, notes times.
 
-It shares the cores with what it measures, so it decodes nothing while a stream runs: it counts the
-words in what arrives (see `bench.peers.models`: a token is a word), and the clock is read once a
-write.
+It shares the cores with the server, so it parses nothing while a stream runs: it counts the words
+in the received text (in `bench.peers.models` a token is a word), and reads the clock once for each
+write of the server.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ import msgspec
 from bench.peers.models import WORD
 
 FIRST_WORD = 64
-"""Token ids below it are letters and the special ones."""
+"""The first token id that is a word; those below are letters and special tokens."""
 TEXT = re.compile(rb'"text": ?"((?:[^"\\\\]|\\\\.)*)"')
 MARK = WORD.strip().encode()
-"""Some engines trim the first word of an answer."""
+"""The word without its space: some engines strip the start of an answer."""
 WINDOW = 16
-"""Tokens that time is taken over: two that come right behind each other say nothing of the rate."""
+"""Tokens over which ITL is averaged, since the gap between two tokens is too noisy."""
 LIMIT_S = 240.0
-"""For one answer."""
+"""Seconds for one answer."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """Times are seconds of time.perf_counter."""
+    """One answer. Times are seconds of time.perf_counter."""
 
     sent_at: float
     num_tokens: list[int] = field(default_factory=list)
-    """Of each write that carried any."""
+    """Tokens of each write that carried any."""
     times: list[float] = field(default_factory=list)
-    """When it came."""
+    """When each of these writes arrived."""
 
     @property
     def first_s(self) -> float:
-        """From sending to the first token."""
+        """Time to the first token."""
         return self.times[0] - self.sent_at
 
     def token_s(self) -> list[float]:
-        """Seconds a token, by every WINDOW of tokens; of all, if they are fewer.
+        """Seconds a token over each WINDOW of tokens, or over all if they are fewer.
 
-        Tokens of one write are taken to have come evenly since the write before: an engine that
-        writes them together must neither win nor lose by how many fit into a window.
+        Tokens of one write count as evenly spaced since the write before, so that the result does
+        not depend on how many tokens an engine writes at once.
         """
         came: list[float] = []
         before = self.times[0]
@@ -65,7 +65,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Answers to requests that were sent at once."""
+    """Answers to requests that were sent at the same time."""
 
     answers: tuple[Answer, ...]
 
@@ -75,14 +75,14 @@ class Asked:
 
     @property
     def output_rate(self) -> float:
-        """Tokens a second from the first send to the last token, prefill included."""
+        """Output tokens a second, from the first send to the last token, prefill included."""
         started = min(answer.sent_at for answer in self.answers)
         ended = max(answer.times[-1] for answer in self.answers)
         return sum(sum(answer.num_tokens) for answer in self.answers) / (ended - started)
 
     @property
     def steady_rate(self) -> float:
-        """Requests / median time between tokens: what decoding alone gives."""
+        """Output tokens a second of decoding alone: requests / median time between tokens."""
         gaps = [gap for answer in self.answers for gap in answer.token_s()]
         return len(self.answers) / statistics.median(gaps)
 
@@ -92,7 +92,7 @@ def prompt(num_tokens: int, vocab_size: int, seed: int) -> list[int]:
 
 
 async def ask(port: int, model: str, prompts: Sequence[Sequence[int]], max_tokens: int) -> Asked:
-    """Send all at once, each on a connection of its own. Raises RuntimeError or TimeoutError."""
+    """Send all requests at once, a connection each. Raises RuntimeError or TimeoutError."""
     bodies = [
         msgspec.json.encode(
             {
@@ -145,7 +145,7 @@ async def _complete(
 
 
 def count_tokens(write: bytes) -> int:
-    """Of one write of the server: one or several events, the last of which may carry no text."""
+    """Tokens in one write of the server: of one or several events, the last maybe without text."""
     return sum(text.count(MARK) for text in TEXT.findall(write))
 
 

@@ -1,8 +1,8 @@
-"""A checkpoint of bench/peers/models.py as GGUF, written with the package `gguf` alone.
+"""Writes a checkpoint of bench/peers/models.py as GGUF, with the package `gguf` alone.
 
     python gguf_writer.py CHECKPOINT_FOLDER OUT.gguf
 
-Runs in the environment of llama.cpp, so it imports nothing of ours. Matrices stay bfloat16, norms
+Runs in llama.cpp's environment, so it does not import Baton. Matrices stay bfloat16, norms
 become float32, as llama.cpp's own converter has it.
 """
 
@@ -17,7 +17,7 @@ import gguf
 import numpy as np
 
 NORMAL, CONTROL = 1, 3
-"""Kinds of tokens."""
+"""GGUF's kinds of tokens."""
 PARTS = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -86,7 +86,7 @@ def write_tokens(writer: Any, folder: Path) -> None:
 
 
 def read_tensors(file: Path) -> list[tuple[str, Any, list[int]]]:
-    """Names, bytes and shapes; numpy has no bfloat16 of its own."""
+    """Names, bytes and shapes of tensors, since numpy has no bfloat16."""
     data = np.memmap(file, dtype=np.uint8, mode="r")
     header_len = int.from_bytes(bytes(data[:8]), "little")
     header = json.loads(bytes(data[8 : 8 + header_len]))

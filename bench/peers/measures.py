@@ -1,4 +1,4 @@
-"""What engines are compared by: rows of the table, and how each is asked for."""
+"""The measures that engines are compared by: rows of the table, and how to take them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LENGTHS = (512, 2048)
 BENCH_LIMIT_S = 240.0
 
 Values = dict[str, float]
-"""By row."""
+"""Values by row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Row:
     title: str
     is_larger_better: bool = True
     aims: Mapping[str, float] | None = None
-    """By model: how many times better than the best peer."""
+    """The target factor over the best peer, by model."""
 
 
 ROWS: dict[str, Row] = {
@@ -66,11 +66,11 @@ class Measure:
     name: str
     num_requests: int
     run: Callable[[Server, int, int], Coroutine[None, None, Values]]
-    """Called with server, size of the vocabulary, and a seed that no other prompt has."""
+    """Called with the server, the vocabulary size, and a seed that no other prompt has."""
 
 
 async def warm_up(server: Server, vocab_size: int) -> None:
-    """What a first request pays for is none of our rows."""
+    """Send requests that are not measured, since the first ones are slower."""
     for seed, (count, length) in enumerate(((1, 64), (2, 64), (4, 200))):
         if server.num_slots < count:
             continue
@@ -120,7 +120,7 @@ MEASURES = {
 
 
 def batched_bench(program: Path, model: Path) -> Values:
-    """llama.cpp's own measurement of decoding many sequences, without any server."""
+    """llama.cpp's own benchmark of batched decoding, without a server."""
     threads = str(len(os.sched_getaffinity(0)))
     done = subprocess.run(
         [
@@ -140,7 +140,7 @@ def batched_bench(program: Path, model: Path) -> Values:
 
 
 def best_ratio(row: Row, ours: float, peers: Mapping[str, float]) -> tuple[str, float] | None:
-    """The best peer, and how many times better we are; None without both."""
+    """The best peer, and Baton's factor over it; None if either is missing."""
     if not peers or not ours:
         return None
     pick = max if row.is_larger_better else min
@@ -150,7 +150,7 @@ def best_ratio(row: Row, ours: float, peers: Mapping[str, float]) -> tuple[str, 
 
 
 def medians(samples: Mapping[str, Mapping[str, list[float]]]) -> dict[str, dict[str, float]]:
-    """By row and engine."""
+    """Medians by row and engine."""
     return {
         row: {engine: statistics.median(values) for engine, values in by_engine.items() if values}
         for row, by_engine in samples.items()

@@ -1,7 +1,7 @@
-"""Random checkpoints for engines to be compared on: as Hugging Face folders, and as GGUF.
+"""Random checkpoints for comparing engines: as Hugging Face folders, and as GGUF.
 
-Speed depends on shapes alone. Every token is a word of its own, " w<id>", so that whoever reads a
-stream of text can count its tokens.
+Speed depends only on shapes. Every token is a word of its own, " w<id>", so that a client can count
+tokens in text.
 
     FOLDER/<name>/                  config.json, model.safetensors, tokenizer.json
     FOLDER/<name>.gguf              the same weights, made by gguf_writer.py
@@ -23,7 +23,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
 WORD = " w"
-"""How the text of nearly every token begins; no token has it twice."""
+"""The start of nearly every token's text; no token has it twice."""
 LETTERS = ("Ġ", *"abcdefghijklmnopqrstuvwxyz0123456789")
 SPECIAL = ("<s>", "</s>")
 MAX_POSITIONS = 8192
@@ -68,7 +68,7 @@ class Shape:
         }
 
     def tensors(self) -> Mapping[str, tuple[int, ...]]:
-        """Shapes by the names of Hugging Face's checkpoints."""
+        """Tensor shapes, by their names in Hugging Face's checkpoints."""
         q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         shapes: dict[str, tuple[int, ...]] = {
             "model.embed_tokens.weight": (self.vocab_size, self.hidden)
@@ -125,7 +125,7 @@ SHAPES = {
 
 
 def checkpoint(shape: Shape, folder: Path) -> Path:
-    """The Hugging Face folder, made if it is not there."""
+    """The Hugging Face folder; made if missing."""
     made = folder / shape.name
     if (made / "config.json").exists():
         return made
@@ -144,7 +144,9 @@ def checkpoint(shape: Shape, folder: Path) -> Path:
             }
         )
     )
-    (made / "config.json").write_text(json.dumps(shape.config()))  # last: now it is whole
+    (made / "config.json").write_text(
+        json.dumps(shape.config())
+    )  # written last: marks the folder as complete
     return made
 
 
@@ -160,7 +162,7 @@ def gguf(shape: Shape, folder: Path, python: Path) -> Path:
 
 
 def quantized_gguf(source: Path, kind: str, quantize: Path) -> Path:
-    """`kind` as llama-quantize, the program at `quantize`, names it."""
+    """Quantise with the program `quantize` (llama-quantize), which knows `kind`."""
     made = source.with_name(f"{source.stem}-{kind}.gguf")
     if not made.exists():
         unfinished = made.with_suffix(".part")
@@ -171,7 +173,7 @@ def quantized_gguf(source: Path, kind: str, quantize: Path) -> Path:
 
 
 def openvino_ir(source: Path, kind: str, python: Path) -> Path:
-    """`kind` is how optimum-intel, which `python` has, keeps weights: fp16, int8 or int4."""
+    """Export with optimum-intel, which `python` has; `kind` of weights: fp16, int8 or int4."""
     made = source.with_name(f"{source.name}-openvino-{kind}")
     if not made.exists():
         unfinished = made.with_name(f"{made.name}.part")
@@ -191,7 +193,7 @@ def _random(size: tuple[int, ...], generator: torch.Generator) -> Tensor:
 
 
 def _tokenizer(vocab_size: int) -> Tokenizer:
-    """Byte-level, as GPT-2's; it can read any text of small letters, and write any token."""
+    """A byte-level tokenizer, as GPT-2's; encodes lower-case text, and decodes any token."""
     first = [*SPECIAL, *LETTERS, "ab"]
     words = [f"Ġw{index}" for index in range(len(first), vocab_size)]
     vocab = {token: index for index, token in enumerate([*first, *words])}

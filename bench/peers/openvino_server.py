@@ -1,7 +1,7 @@
-"""OpenVINO GenAI as a server of token ids: its continuous batching, and as little else as can be.
+"""A minimal server of token ids around OpenVINO GenAI's continuous batching.
 
-Run by an environment that has openvino-genai, not by ours. A token is streamed as its word (see
-models.py), so nothing is detokenized.
+Runs in an environment with openvino-genai, so it does not import Baton. A token is streamed as its
+word (see models.py), so nothing is detokenized.
 
     python openvino_server.py MODEL PORT MAX_REQUESTS KV_GIB NUM_THREADS
 """
@@ -27,7 +27,7 @@ YIELD_S = 5e-5
 
 
 class Batching:
-    """The pipeline, on a thread of its own that steps as long as there is something to do."""
+    """The pipeline, stepped by a thread of its own while there are requests."""
 
     def __init__(self, model: str, max_requests: int, kv_gib: int, num_threads: int) -> None:
         scheduling = openvino_genai.SchedulerConfig()
@@ -43,7 +43,8 @@ class Batching:
         threading.Thread(target=self._run, daemon=True).start()
 
     def ask(self, tokens: list[int], max_tokens: int, tell: Tell) -> None:
-        """`tell` is called from the thread: with the tokens of each step, at last with none."""
+        """Add a request. `tell` is called from the thread: with the tokens of each step, and with
+        none at the end."""
         self._new.put((tokens, max_tokens, tell))
 
     def _run(self) -> None:
@@ -58,7 +59,7 @@ class Batching:
                 number = next(self._numbers)
                 running[number] = self._pipeline.add_request(number, ids, options), tell
             self._pipeline.step()
-            time.sleep(YIELD_S)  # else the loop would not be let write what came
+            time.sleep(YIELD_S)  # so that the event loop gets the GIL and can write the tokens
             for number, (handle, tell) in list(running.items()):
                 while handle.can_read():
                     for output in handle.read().values():

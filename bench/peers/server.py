@@ -1,4 +1,4 @@
-"""One engine as a server: its command, when it is ready, what memory it holds, its end."""
+"""Runs one engine as a server: starts it, waits until it is ready, reads its memory, ends it."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ CONTEXT = 4096
 """Tokens of the longest request."""
 MAX_REQUESTS = 32
 SLOT_TOKENS = 320
-"""Of each of llama.cpp's slots, when it serves MAX_REQUESTS."""
+"""Tokens of each of llama.cpp's slots, when it serves MAX_REQUESTS."""
 GIB = 1 << 30
 
 
 class Server(Protocol):
     name: str
-    """The engine's."""
+    """The engine's name."""
     label: str
-    """Which of its servers, for who reads the log."""
+    """Which of the engine's servers, for the log."""
     model: str
-    """What requests call the model."""
+    """The model's name in requests."""
     port: int
     start_s: float
-    """From the command to the first answer of its health page, or its announcement."""
+    """Seconds from the command until its health check answers, or it prints that it is ready."""
     num_slots: int
-    """Requests that it runs side by side."""
+    """Requests that it runs concurrently."""
 
     def __enter__(self) -> Self: ...
 
@@ -113,12 +113,12 @@ class Command:
     model: str
     num_slots: int
     words: tuple[str, ...]
-    """PORT stands for the port."""
+    """The command; PORT stands for the port."""
     environment: Mapping[str, str]
 
 
 class CommandServer:
-    """A program that listens where it is told to, and answers /health when it is ready."""
+    """A program that listens on a given port, and answers /health when it is ready."""
 
     def __init__(self, command: Command) -> None:
         self.name, self.label, self.model = command.name, command.label, command.model
@@ -204,7 +204,7 @@ def vllm(peers: Peers, folder: Path) -> CommandServer:
 
 
 def llama(peers: Peers, file: Path, model: str, num_slots: int) -> CommandServer:
-    """One slot has the whole context; many share it in equal parts, as is its fastest."""
+    """llama.cpp's server. One slot has the whole context; several share it, which is fastest."""
     context = CONTEXT if num_slots == 1 else num_slots * SLOT_TOKENS
     threads = str(len(os.sched_getaffinity(0)))
     return CommandServer(
@@ -244,7 +244,7 @@ def openvino(peers: Peers, model: Path, name: str) -> CommandServer:
 
 
 def memory_gib(processes: Sequence[psutil.Process]) -> float:
-    """Pages that processes share are counted once (PSS)."""
+    """Memory of the processes; shared pages count once (PSS)."""
     total = 0
     for process in processes:
         with suppress(psutil.NoSuchProcess):

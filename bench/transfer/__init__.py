@@ -1,1 +1,1 @@
-"""What each transport makes of a handoff: `python -m bench.transfer`."""
+"""Handoff times by transport: `python -m bench.transfer`."""

@@ -1,18 +1,18 @@
-"""What each transport makes of a handoff, beside what the machine allows it in the same run.
+"""Handoff times by transport, beside the limits of the machine, measured in the same run.
 
 Two processes: a sender's outbox and a receiver's fetcher, as in replicas, over synthetic KV that is
-computed already; an opening to the seal is one handoff. Event loops are uvloop's, as in Ray's
-workers, and KV is on pages of 2 MB, where a replica's comes to lie. The rounds of all transports
-and of their limits take turns; each number is the median of its rounds, some beside that of the
-quickest: on a machine that does other things as well, medians are of these.
+already computed; a handoff lasts from opening the transfer until the receiver has sealed it. Event
+loops are uvloop's, as in Ray's workers, and KV is on pages of 2 MB, as in replicas. The rounds of
+all transports and of their limits take turns; each number is the median of its rounds, some beside
+the least: on a shared machine medians include the load of other processes.
 
     limit      shm   one memcpy of as many bytes, by one thread
-               nixl  the same, on the device where KV is
-               grpc  a bare gRPC stream of messages as long as a piece
+               nixl  the same, on the device that holds the KV
+               grpc  a bare gRPC stream of messages of a piece's size
                tcp   a plain TCP socket
                gloo  send and recv of torch.distributed
-    checked    tcp, grpc, gloo   the same limit with one checksum of all bytes at either end, which
-                     a thread does in turn with moving them: about what two cores give
+    checked    tcp, grpc, gloo   the same limit with a checksum of all bytes on both sides, which
+                     a thread computes between moving them: about what two cores allow
 
     python -m bench.transfer [--transports shm tcp grpc gloo] [--sizes 1 256] [--timeline OUT.png]
     python -m bench.transfer --transports nixl grpc --device cuda
@@ -50,7 +50,7 @@ WARM_UP = 2
 
 
 def num_blocks_of(size_mib: int) -> int:
-    """As near to so many MiB as whole blocks come."""
+    """The number of blocks that is nearest to so many MiB."""
     return max(1, round(size_mib * MIB / LAYOUT.block_bytes))
 
 
@@ -59,7 +59,7 @@ def num_rounds_of(size_mib: int, *, is_quick: bool) -> int:
 
 
 Seconds = dict[tuple[int, str], list[float]]
-"""By size in MiB, and transport or limit."""
+"""Seconds of each round, by size in MiB and by transport or limit."""
 
 
 async def measure(
@@ -124,10 +124,10 @@ def report(
             f"{LAYOUT.head_dim}, {LAYOUT.dtype}, blocks of {LAYOUT.block_size}",
             table(
                 (
-                    "MiB, transport", "ms", "quickest", "GB/s", "its limit", "limit, GB/s",
-                    "of its limit", "quickest of each", "checked limit, of its limit",
-                    "of the checked limit", "aim",
-                    "one side's checksums, of the time",
+                    "MiB, transport", "ms, median", "ms, best", "GB/s", "limit", "limit, GB/s",
+                    "share of limit", "share of limit, best", "checked limit / limit",
+                    "share of checked limit", "target",
+                    "checksums of one side, share of time",
                 ),
                 rows,
             ),

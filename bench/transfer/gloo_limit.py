@@ -2,10 +2,9 @@
 
     python -m bench.transfer.gloo_limit [--mib 256] [--chunk-kib 1024] [--depth 1 16] [--checked]
 
-`depth` operations are posted before the first is waited for: 1 is the plain loop that anybody would
-write, 16 what the transport allows itself. Nothing is copied or announced: each side sends from, or
-receives into, buffers it has had all along. Checked, each sums a buffer up before it is sent, or
-once it has come.
+`depth` operations are posted before the first is awaited: 1 is a plain loop, 16 is what the
+transport does. Nothing is copied or announced: each side reuses its buffers. Checked, each side
+computes the checksum of a buffer before it is sent, or after it was received.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ def sum_up(buffer: Tensor) -> None:
 
 
 def leave_alone(buffer: Tensor) -> None:
-    """Do nothing to it."""
+    """No checksum."""
 
 
 class GlooLimit:
-    """Two processes joined once: the other sends, this one receives and measures."""
+    """Two connected processes: the other sends, this one receives and measures."""
 
     def __init__(self, *, chunk_bytes: int = MIB, depth: int = 1) -> None:
         spawn = multiprocessing.get_context("spawn")
@@ -60,7 +59,7 @@ class GlooLimit:
         self._loop = _Loop(partial(HostStaging().receive, group.ranks), chunk_bytes, depth)
 
     def seconds(self, num_bytes: int, *, is_checked: bool = False) -> float:
-        """How long so many bytes take, from the request until the last has arrived."""
+        """Seconds for so many bytes, from the request until the last has arrived."""
         started = time.perf_counter()
         self._pipe.send((num_bytes, is_checked))
         self._loop.run(num_bytes, behind=sum_up if is_checked else leave_alone)
@@ -72,7 +71,7 @@ class GlooLimit:
 
 
 class _Loop:
-    """One side's operations, `depth` of them posted before the first is waited for."""
+    """One side's operations, `depth` of them posted before the first is awaited."""
 
     def __init__(self, post: Callable[[Tensor], Work], chunk_bytes: int, depth: int) -> None:
         self._post = post
@@ -86,7 +85,7 @@ class _Loop:
         before: Callable[[Tensor], None] = leave_alone,
         behind: Callable[[Tensor], None] = leave_alone,
     ) -> None:
-        """`before` is done to a buffer that is about to be posted, `behind` to one that is back."""
+        """Call `before` with each buffer before it is posted, `behind` once it is done."""
         posted: deque[tuple[Work, Tensor]] = deque()
 
         def wait_for_one() -> None:

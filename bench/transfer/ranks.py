@@ -1,10 +1,10 @@
-"""What a handoff between replicas of several tensor ranks costs, by rank and through the leads.
+"""The cost of a handoff between tensor-parallel replicas: rank to rank, and through the leads.
 
     python -m bench.transfer.ranks [--transport tcp] [--mib 64] [--ranks 2] [--turns 3]
 
 Both sides are in this process, with real caches in the memory of so many ranks; CPU time is that of
-both together, from the opening of a transfer until its seal. One rank is the cost of as many bytes
-that nobody has to put together.
+both together, from opening a transfer until it is sealed. One rank is the cost of as many bytes
+without splitting and joining.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ LAYOUT = KvLayout(
     block_size=16,
 )
 WAYS = {"one rank": (False, False), "through the leads": (True, False), "by rank": (True, True)}
-"""Whether there are several ranks, and whether each pair has a stream."""
+"""Whether there are several ranks, and whether each pair of them has a stream."""
 ROUNDS = 8
 
 
 class Handoffs:
-    """Between a P and a D that have room for one prompt."""
+    """Handoffs between a P and a D with room for one prompt."""
 
     def __init__(self, transport: str, num_blocks: int, num_ranks: int, *, by_rank: bool) -> None:
         self._num_tokens = num_blocks * LAYOUT.block_size
@@ -55,7 +55,7 @@ class Handoffs:
         )
 
     async def seconds(self, number: int) -> tuple[float, float]:
-        """CPU and wall time of one."""
+        """CPU and wall time of one handoff."""
         it, name = self.world, TransferId(f"kv-{number}")
         prompt = tuple(range(number * self._num_tokens, (number + 1) * self._num_tokens))
 
@@ -89,10 +89,10 @@ class Handoffs:
 
 
 async def measured(handoffs: Handoffs) -> list[tuple[float, float]]:
-    """The first one touches the memory, and forms connections."""
+    """Measured handoffs, after a first one that touches the memory and opens connections."""
     async with serving(handoffs.world) as it:
         for half in it.halves:
-            vars(half).pop("max_piece_bytes", None)  # as long as the transport likes them
+            vars(half).pop("max_piece_bytes", None)  # the transport's preferred size
         return [await handoffs.seconds(number) for number in range(ROUNDS + 1)][1:]
 
 
@@ -115,7 +115,7 @@ def report(transport: str, mib: float, num_ranks: int, turns: int) -> str:
     ]
     size = num_blocks * LAYOUT.block_bytes / MIB
     heading = f"{size:.1f} MiB by {transport}, {num_ranks} ranks"
-    return table((heading, "CPU, ms", "least", "quickest, ms"), rows)
+    return table((heading, "CPU ms, median", "CPU ms, best", "wall ms, best"), rows)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The receiver of `bench.transfer`: a decode replica's own fetcher, and the bare ways beside it."""
+"""The receiver of `bench.transfer`: a decode replica's fetcher, and the limits beside it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from baton.proto.channels import Channels
 
 
 class BenchReceiver:
-    """Also starts and ends its sender."""
+    """The receiver; also starts and ends its sender."""
 
     def __init__(self, num_blocks: int, piece_bytes: int, device: str = "cpu") -> None:
         self.epoch = new_epoch()
@@ -48,7 +48,7 @@ class BenchReceiver:
         self._device = device
         self._cache = KvCache(LAYOUT, num_blocks + 1, device)
         for plane in self._cache.planes:
-            plane.fill_(1.0)  # no page is new when it is measured
+            plane.fill_(1.0)  # so that no page is touched for the first time while it is measured
         move_to_huge_pages(self._cache)
         self._pool = BlockPool(self._cache)
         self._owner = OneThread()
@@ -96,7 +96,7 @@ class BenchReceiver:
         await self._process.wait()
 
     async def handoff(self, transport: str, num_blocks: int) -> float:
-        """Seconds from the opening to the seal of a transfer that P has computed already."""
+        """Seconds of a transfer of computed KV, from opening it until it is sealed."""
         transfer_id = TransferId((await self._ask("Offer", self._wish(num_blocks))).decode())
         wanted = WantedKv(
             transfer_id=transfer_id,
@@ -115,7 +115,7 @@ class BenchReceiver:
         return report.transfer_ms / 1e3
 
     def memcpy(self, num_bytes: int) -> float:
-        """One copy of memory that was touched before, where KV is."""
+        """Seconds of one copy between buffers that were touched before, on the KV's device."""
         started = time.perf_counter()
         if self._copy.is_cuda:
             self._copy[:num_bytes].copy_(self._copied[:num_bytes])
@@ -125,7 +125,7 @@ class BenchReceiver:
         return time.perf_counter() - started
 
     def checksums(self, num_blocks: int) -> float:
-        """Of all units of so many blocks, by one thread, a piece at a time as the sender does."""
+        """Seconds to checksum so many blocks on one thread, piece by piece as the sender does."""
         at_once = max(1, self._piece_bytes // LAYOUT.layer_block_bytes)
         started = time.perf_counter()
         if self._copy.is_cuda:
@@ -147,7 +147,7 @@ class BenchReceiver:
         return time.perf_counter() - started
 
     def checked_socket(self, num_bytes: int) -> float:
-        """As `plain_socket`, summed up once at either end, by one thread each."""
+        """As `plain_socket`, with a checksum on each side, by one thread each."""
         started = time.perf_counter()
         self._socket.sendall(WISH.pack(num_bytes, True))
         at, buffer = 0, self._buffer.data
@@ -159,9 +159,9 @@ class BenchReceiver:
         return time.perf_counter() - started
 
     async def bare_stream(self, num_bytes: int, *, is_checked: bool = False) -> float:
-        """gRPC messages of bytes, each as long as a piece, dropped as they come.
+        """Seconds to receive gRPC messages of a piece's size, which are dropped.
 
-        `is_checked`: summed up once at either end, by its event loop.
+        `is_checked`: with a checksum on each side, computed on its event loop.
         """
         size = min(self._piece_bytes, num_bytes)
         size -= size % LAYOUT.unit_bytes

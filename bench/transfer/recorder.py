@@ -1,4 +1,4 @@
-"""What is noted of a handoff, from outside, to be drawn: hooks, outbox and transport pass it on."""
+"""Records a handoff from outside, by wrappers around hooks, outbox and transport."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROWS = (COMPUTED, HASHED, SENT, WRITTEN)
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What was done to one layer, or to a piece of it; seconds on one clock."""
+    """One activity on a layer or a piece of it; seconds on one clock."""
 
     row: str
     layer: int
@@ -38,7 +38,7 @@ class Bar:
 
 @dataclass(slots=True)
 class Recorder:
-    """Watches replicas; keeps what happens after `clear`."""
+    """Observes replicas; keeps what happens after `clear`."""
 
     bars: list[Bar] = field(default_factory=list)
     now: Callable[[], float] = time.perf_counter

@@ -1,15 +1,15 @@
-"""The sender of `bench.transfer`: a real one, and beside it the bare ways it is compared with.
+"""The sender of `bench.transfer`: a real one, and the limits it is compared with.
 
     python -m bench.transfer.sender NUM_BLOCKS PIECE_BYTES DEVICE
 
-It prints where it listens, as JSON, and ends when stdin does.
+It prints its addresses as JSON, and ends with its stdin.
 
-gRPC   KvTransfer       a prefill replica's own service, over synthetic KV that is there already
+gRPC   KvTransfer       a prefill replica's service, over synthetic KV that is already computed
        /bench/Offer     num_blocks, receiver epoch -> transfer id
-       /bench/Stream    num_chunks, chunk_bytes, how -> that many messages of bytes: the same ones
-                           again and again, each summed up before it is sent, or not
-TCP    num_bytes, how   -> that many bytes: the same ones again and again, or those of the KV, each
-                           summed up before it is sent
+       /bench/Stream    num_chunks, chunk_bytes, how -> that many messages, all with the same bytes,
+                           with or without a checksum of each
+TCP    num_bytes, how   -> that many bytes: the same ones again and again, or those of the KV with
+                           checksums
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ LAYOUT = KvLayout(
     head_dim=128,
     block_size=16,
 )
-"""Of a model of about 7 billion parameters."""
+"""The KV layout of a model of about 7 billion parameters."""
 LOOPBACK = "127.0.0.1"
 TIME_LEFT_S = 60.0
 CHUNK = memoryview(bytes(1 << 20))
 WISH = struct.Struct("<Q?")
-"""Of a visitor of the socket: how many bytes, and whether they are to be summed up first."""
+"""A request on the socket: how many bytes, and whether with checksums."""
 CHECKED_BYTES = 4 << 20
-"""Summed up at once by either end: neither fewer nor more are quicker."""
+"""Bytes a checksum covers: fewer or more are slower."""
 _SOURCE = Holder(HolderKind.REQUEST, "source")
 
 
 def move_to_huge_pages(cache: KvCache) -> None:
-    """At once what a replica does beside its steps by and by: see `HugeArena`."""
+    """Move all KV to huge pages at once; a replica does so gradually: see `HugeArena`."""
     if cache.huge is not None:
         cache.huge.look(lambda: False)
 
@@ -129,7 +129,7 @@ async def _stream(request: bytes, context: Any) -> AsyncIterator[bytes]:
 
 
 def _serve_socket(door: socket.socket, memory: Sequence[memoryview]) -> None:
-    """Plain bytes, to one who asks at a time."""
+    """Serve plain bytes, to one client at a time."""
     while True:
         visitor, _ = door.accept()
         with visitor:

@@ -1,13 +1,13 @@
-"""When each layer of a prompt is computed on P, hashed, sent, and written on D: the overlap, drawn.
+"""Draws when each layer of a prompt is computed on P, hashed, sent, and written on D.
 
 One prompt through a prefill and a decode replica in this process, their gRPC servers on loopback,
-with a model of made-up weights. Each replica is watched from outside: its hooks, its outbox and its
-transport pass everything on and note the time.
+with a model of random weights. Each replica is observed from outside: wrappers around its hooks,
+its outbox and its transport forward all calls and record their times.
 
     python -m bench.transfer.timeline --out transfer.png [--transport NAME] [--tokens N] [--chunk N]
 
-"sent" lasts from when a piece is lent to the transport until it is given back; "D writes" from its
-arrival until it is written and verified. What waits, waits within them.
+"sent" lasts from when a piece is lent to the transport until it is given back, and "D writes" from
+its arrival until it is written and verified; both include waiting.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ NUM_TOKENS = 1024
 async def record(
     *, transport: str = "grpc", num_tokens: int = NUM_TOKENS, chunk: int | None = None
 ) -> list[Bar]:
-    """What happens to one prompt of `num_tokens`, after another one has warmed everything up.
+    """Record one prompt of `num_tokens`, after another one as a warm-up.
 
-    `chunk`: tokens of it in one forward pass; None: all.
+    `chunk`: prompt tokens in one forward pass; None: all.
     """
     changes = {
         "dtype": "float32",
@@ -119,18 +119,18 @@ async def _ask(dispatcher: LocalDispatcher, prompt: range) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
     computed_ms: float
-    """From the first layer's beginning to the last one's end."""
+    """From the start of the first layer to the end of the last one."""
     beyond_ms: float
-    """From the last layer's end until D had everything."""
+    """From the end of the last layer until D had all of the KV."""
     num_bytes: int
     bytes_share: float
-    """Of the bytes: how many were written on D when the last layer was computed."""
+    """The share of bytes that were written on D when the last layer was computed."""
     time_share: float
-    """Of the time from the first piece to the last: how much P still computed in."""
+    """The share of the time from the first piece to the last in which P still computed."""
 
 
 def overlap(bars: Sequence[Bar]) -> Overlap:
-    """Raises ValueError if nothing was computed or nothing travelled."""
+    """The overlap of computing and sending. Raises ValueError if either did not happen."""
     computed = [bar for bar in bars if bar.row == COMPUTED]
     written = [bar for bar in bars if bar.row == WRITTEN]
     if not (computed and written):
@@ -150,7 +150,7 @@ def overlap(bars: Sequence[Bar]) -> Overlap:
 
 
 def draw(bars: Sequence[Bar], path: Path | str) -> None:
-    """A row for each kind of bar, a colour for each layer, milliseconds from left to right."""
+    """Draw a row for each kind of bar and a colour for each layer, over milliseconds."""
     begins = min(bar.start for bar in bars)
     num_layers = 1 + max(bar.layer for bar in bars)
     colours = pyplot.get_cmap("viridis")
@@ -190,7 +190,7 @@ def draw(bars: Sequence[Bar], path: Path | str) -> None:
 
 
 def _lanes(bars: Sequence[Bar]) -> list[list[Bar]]:
-    """Bars that do not overlap, in as few lanes as that takes."""
+    """The bars in as few lanes as possible without overlap."""
     lanes: list[list[Bar]] = []
     for bar in sorted(bars, key=lambda bar: bar.start):
         for lane in lanes:

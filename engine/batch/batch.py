@@ -1,4 +1,4 @@
-"""What one forward pass computes, as tensors."""
+"""The input tensors of one forward pass."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ from baton.kernels.gpu.upload import uploaded
 from baton.kernels.paging.sequences import Sequences
 
 ALIGNMENT = 16
-"""Bytes. For tensors that begin elsewhere Triton compiles kernels anew, while others wait."""
+"""Bytes. Triton would compile a kernel again for tensors that are not aligned to this, and requests
+would wait for it."""
 DTYPES = {"q": torch.int64, "i": torch.int32}
 OnLayer = Callable[[int], None]
-"""Called in the middle of a pass, with a layer whose KV of all chunks is written, in order."""
+"""Called during a pass with each layer in order, once the layer's KV of all chunks is written."""
 
 
 def ignore_layer(layer: int) -> None:
-    """The hook of a pass that nobody follows."""
+    """An `OnLayer` that does nothing."""
 
 
 class Chunk(NamedTuple):
-    """The next tokens of one request."""
+    """The next tokens of one request in a pass."""
 
     tokens: Sequence[int]
     start: int
-    """Tokens of the request that are in the cache already."""
+    """Number of the request's tokens that are in the cache already."""
     blocks: Sequence[int]
-    """Its block table, covering at least `start + len(tokens)` tokens."""
+    """The request's block table, covering at least `start + len(tokens)` tokens."""
     num_outputs: int
-    """The last of `tokens` whose hidden states are wanted: 1 to sample, 0 for nothing."""
+    """How many of `tokens`, the last ones, hidden states are wanted of: 1 to sample, 0 for none."""
     lane: int = 0
-    """Its request's alone while it runs: where its open block is, if the cache has such."""
+    """A number that no other running request has. It selects the request's open blocks in a cache
+    that has them (int4 KV)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """One forward pass: T new tokens end to end, S rows whose outputs are wanted."""
+    """The inputs of one forward pass: T new tokens end to end, S rows whose outputs are wanted."""
 
     tokens: Tensor  # [T] int64
-    output_rows: Tensor  # [S] int64 rows of T whose hidden states are wanted
+    output_rows: Tensor  # [S] int64, indices into the T tokens
     sequences: Sequences
 
 
 def make_batch(chunks: Sequence[Chunk], block_size: int, device: torch.device | str) -> Batch:
-    """Lay chunks end to end. Raises ValueError if one is empty or longer than its blocks.
-
-    All of it goes to a device in one piece, for which nobody waits.
-    """
+    """Build the batch of `chunks`, end to end. All tensors are copied to the device in one
+    transfer, asynchronously. Raises ValueError if a chunk is empty or longer than its blocks."""
     is_on_host = torch.device(device).type == "cpu"
     tokens, positions, output_rows = array("q"), array("q"), array("q")
     tables = array("q" if is_on_host else "i")
@@ -96,8 +96,8 @@ def make_batch(chunks: Sequence[Chunk], block_size: int, device: torch.device | 
 def _uploaded(
     words: Sequence[array[int]], tables: array[int], device: torch.device | str
 ) -> list[Tensor]:
-    """A tensor for each array, all in one memory: those of `words`, then the tables in their own
-    width."""
+    """A tensor on the device for each array of `words`, and then for `tables`. They share one
+    buffer and are copied in one transfer."""
     whole, starts = bytearray(), []
     for piece in (*words, tables):
         starts.append(len(whole))

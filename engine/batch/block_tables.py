@@ -1,12 +1,12 @@
-"""Block tables that stay where they are, pass after pass.
+"""Block tables that keep their address from pass to pass.
 
     on a CPU       int64, written in place
-    on a device    int32; the host remembers what lies there and sends what is new:
+    on a GPU       int32; the host remembers their content and sends only what is new:
 
-        row 0    7  3  8          of a request that goes on: nothing, or the block it has begun
-        row 1    5  1  .  .       of another request than before: all of its table
+        row 0    7  3  8          the same request as before: nothing, or its new block
+        row 1    5  1  .  .       another request than before: its whole table
 
-Rows are a fixed distance apart, so what was recorded over them (a tape, a graph) finds them again.
+Rows have a fixed stride, so a recorded tape or CUDA graph can read them in every pass.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ from baton.kernels.paging.table_runs import RUN_WORDS, write_runs
 
 class BlockTables(Protocol):
     def write(self, row: int, blocks: Sequence[int], first: int = 0) -> None:
-        """The entries of a row from `first` on; what lies behind them means nothing."""
+        """Set the entries of a row from `first` on to `blocks`. Entries after them are
+        undefined."""
 
     def view(self, num_rows: int, width: int) -> Tensor:
-        """[num_rows, width], with all that was written; behind a row's own is what was earlier."""
+        """The tables [num_rows, width] with all that was written. Entries after a row's own may be
+        left from earlier passes."""
 
 
 def block_tables(max_rows: int, max_blocks: int, device: torch.device) -> BlockTables:
+    """Tables of `max_rows` rows of `max_blocks` entries on `device`."""
     if device.type == "cpu":
         return _HostTables(max_rows, max_blocks)
     return DeviceTables(max_rows, max_blocks, device)
@@ -42,7 +45,7 @@ class _HostTables:
         self._width = max_blocks
         self._words = _words_of(self._tables, ctypes.c_int64, "q")
         self._view = self._tables
-        """What was asked for last: passes often have one shape."""
+        """The last view, as consecutive passes often have the same shape."""
 
     def write(self, row: int, blocks: Sequence[int], first: int = 0) -> None:
         start = row * self._width + first
@@ -55,23 +58,23 @@ class _HostTables:
 
 
 class DeviceTables:
-    """What is sent lies in pinned memory until the device has read it: whoever writes again waits
-    for that (`Capture.await_upload`)."""
+    """Tables on a GPU. Updates are sent from pinned memory; the caller must wait until the device
+    has read it before it writes again (`Capture.await_upload`)."""
 
     def __init__(self, max_rows: int, max_blocks: int, device: torch.device) -> None:
         self._tables = torch.zeros(max_rows, max_blocks, dtype=torch.int32, device=device)
         self._width = max_blocks
         self._there = [array("i") for _ in range(max_rows)]
-        """What lies in each row, from its beginning."""
+        """The content of each row, on the device or about to be sent."""
         self._new: dict[int, int] = {}
-        """First entry of each row that was not sent."""
+        """By row: its first entry that was not sent yet."""
         count = max_rows * (RUN_WORDS + max_blocks)
         self._sent = torch.empty(count, dtype=torch.int32, device=device)
         pinned = device.type == "cuda"
         self._host = torch.empty(count, dtype=torch.int32, pin_memory=pinned)
         self._words = _words_of(self._host, ctypes.c_int32, "i")
         self.num_sent = 0
-        """Words, since it was made."""
+        """Words sent so far."""
 
     def write(self, row: int, blocks: Sequence[int], first: int = 0) -> None:
         table, there = array("i", blocks), self._there[row]
@@ -79,7 +82,7 @@ class DeviceTables:
         before = there[first : first + len(table)]
         if before == table:
             return
-        if before == table[: len(before)]:  # it goes on: the rest is new
+        if before == table[: len(before)]:  # the row was extended: only the rest is new
             first, table = first + len(before), table[len(before) :]
         there[first:] = table
         self._new[row] = min(first, self._new.get(row, first))
@@ -108,6 +111,6 @@ class DeviceTables:
 
 
 def _words_of(tensor: Tensor, item: type[ctypes._SimpleCData[int]], code: str) -> memoryview:
-    """Memory of `tensor`, which must live as long."""
+    """The memory of `tensor` as words, which are faster to write. The tensor must outlive them."""
     memory = (item * tensor.numel()).from_address(tensor.data_ptr())
     return memoryview(memory).cast("B").cast(code)  # type: ignore[call-overload,no-any-return]

@@ -1,14 +1,14 @@
-"""One token of each of some requests, pass after pass: what a runner is given while nobody comes or
-goes.
+"""The input of decode passes over the same requests, one token each, pass after pass.
 
     row              0        1        2
     turn 0           t0 @ 17  t1 @ 5   t2 @ 31      token @ its position
-    turn 1           t0'@ 18  t1'@ 6   t2'@ 32      row 2 has grown: a block for position 32
+    turn 1           t0'@ 18  t1'@ 6   t2'@ 32      row 2 has grown: it got a block for position 32
 
-It is a sequence of chunks like any other. Who keeps what it made of the turn before sees by `turn`
-that all positions moved on by one, and by `grown` whose block tables became longer.
+A runner may treat it as a sequence of chunks like any other. One that keeps the tensors of the turn
+before can update them instead: from one `turn` to the next all positions advance by one, and
+`grown` lists the rows whose block tables became longer.
 
-A turn may begin before the host knows its tokens: they are then where they were drawn.
+A turn may begin before the host knows its tokens; they are then on the device, in `drawn`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from baton.engine.batch.batch import Chunk
 
 
 class Decoding(Sequence[Chunk]):
-    """Changes from turn to turn; read it before the next."""
+    """The chunks of the present turn; `next_turn` changes them in place."""
 
     def __init__(
         self,
@@ -31,26 +31,28 @@ class Decoding(Sequence[Chunk]):
         tables: Sequence[Sequence[int]],
         lanes: Sequence[int],
     ) -> None:
-        """`tables` are the requests' own, and grow."""
+        """`tables` are the block tables of the requests themselves, which grow from turn to
+        turn."""
         self.turn = 0
         self.tables = tables
         self.grown: Sequence[int] = ()
         """Rows whose tables have become longer since the turn before."""
         self.drawn: Tensor | None = None
-        """[R] int64 The tokens on their device, if the host has not read them."""
+        """The turn's tokens [R] int64 on the device, if the host has not read them."""
         self._tokens: Sequence[int] | None = tokens
         self._first_positions = positions
         self._lanes = lanes
 
     @property
     def tokens(self) -> Sequence[int]:
-        """The next of each row. Waits for the device if they are only there."""
+        """The turn's token of each row. Waits for the device if they are only there."""
         if self._tokens is None:
             assert self.drawn is not None
             self._tokens = self.drawn.tolist()
         return self._tokens
 
     def next_turn(self, tokens: Sequence[int] | Tensor, grown: Sequence[int]) -> None:
+        """Begin the next turn with `tokens` [R]; the block tables of rows `grown` are longer."""
         self.turn += 1
         self.grown = grown
         if isinstance(tokens, Tensor):
@@ -59,7 +61,7 @@ class Decoding(Sequence[Chunk]):
             self._tokens, self.drawn = tokens, None
 
     def position(self, row: int) -> int:
-        """The position of the row's next token."""
+        """The position of the row's token in this turn."""
         return self._first_positions[row] + self.turn
 
     def __len__(self) -> int:

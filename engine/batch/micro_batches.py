@@ -1,11 +1,12 @@
-"""A pass cut into pieces that follow each other through the stages of a pipeline.
+"""Splits a pass into micro-batches, which follow each other through the stages of a pipeline.
 
     stage 0     a  b  c  d
-    stage 1        a  b  c  d             of M pieces and P stages, (P - 1) / (M + P - 1) is idle
+    stage 1        a  b  c  d             with M micro-batches and P stages, a share of
+                                          (P - 1) / (M + P - 1) of the time is idle
 
-Chunks are cut where the tokens of a pass are even, at no boundary but that of tokens: a row of the
-result depends on that row alone, and on each stage a request's tokens still come in order. Pieces
-that are too small to be worth it, whose weights are read anew for each, are not made.
+The tokens of a pass are split evenly, so a chunk may be cut at any token: a row of the result
+depends on that row alone, and each stage still sees a request's tokens in order. Each micro-batch
+reads all weights again, so none is made smaller than a least number of tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from baton.engine.batch.batch import Chunk
 def micro_batches(
     chunks: Sequence[Chunk], *, most: int, least_tokens: int
 ) -> Sequence[Sequence[Chunk]]:
-    """Up to `most` of them, none smaller than `least_tokens` if there are several."""
+    """At most `most` micro-batches with equal numbers of tokens; if there are several, each has at
+    least about `least_tokens`."""
     num_tokens = sum(len(chunk.tokens) for chunk in chunks)
     count = min(most, num_tokens // least_tokens)
     if count < 2:
@@ -28,7 +30,7 @@ def micro_batches(
 
 
 def _between(chunks: Sequence[Chunk], first: int, stop: int) -> Iterator[Chunk]:
-    """What of them are the tokens [first, stop) of the pass."""
+    """The parts of `chunks` that are the tokens [first, stop) of the pass."""
     end = 0
     for chunk in chunks:
         begin, end = end, end + len(chunk.tokens)

@@ -1,14 +1,14 @@
-"""The tensors that describe a pass, where they always are: a pass is written over the one before.
+"""The input tensors of a pass at fixed addresses; each pass overwrites the one before.
 
     tokens [T'], positions [T'], output_rows [T']      query_starts [R' + 1], context_lens [R']
     block_tables [R', M'], lanes [R']
 
-What was recorded once (a tape on a CPU, a graph on a GPU) then runs any pass that fits: T' tokens
-of R' requests, each of at most M' blocks. The `Batch` of a pass is views of their beginnings.
+A recorded tape (on a CPU) or CUDA graph then runs any pass that fits: at most T' tokens of R'
+requests, each of at most M' blocks. The `Batch` of a pass is views of the tensors' beginnings.
 
-Of a `Decoding` only what changes from turn to turn is written: every row keeps its place, positions
-and lengths move on by one, and of a table that grew what is new. Tokens that were drawn on the
-device never leave it.
+For a `Decoding` only what changes from turn to turn is written: rows stay in place, positions and
+lengths advance by one, and new blocks are added to tables. Tokens that were sampled on the device
+are copied there.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from baton.kernels.paging.sequences import Sequences
 
 
 class GraphSize(NamedTuple):
-    """The size of a pass that is captured on a GPU: so many requests, of so many tokens each."""
+    """The size of a pass that is captured as a CUDA graph."""
 
     num_requests: int
     run: int = 1
-    """Tokens of a request: 1 where all decode; more where drafts are verified."""
+    """Tokens per request: 1 in plain decoding, more where drafts are verified."""
 
     @property
     def num_rows(self) -> int:
@@ -42,43 +42,46 @@ class GraphSize(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassLimits:
-    """The largest pass that is prepared for. A larger one is computed, too, but not as fast."""
+    """The largest pass that buffers, tapes and graphs are made for. Larger passes are computed,
+    too, but not as fast."""
 
     max_tokens: int = 2048
     max_requests: int = 64
     max_blocks: int = 2048
-    """Blocks of one request."""
+    """Blocks per request."""
     max_drafted: int = 0
-    """Tokens behind those of requests whose logits are wanted, too."""
+    """Draft tokens per pass, each of which needs a row of logits, too."""
     max_run: int = 1
-    """Tokens of a request that are verified in one pass: its known one, and drafts."""
+    """Tokens of a request in a pass that verifies drafts: its last known token and its drafts."""
     micro_batch_tokens: int = 64
-    """Least of a piece of a pass, where passes go through the stages of a pipeline in pieces."""
+    """Least tokens of a micro-batch, with pipeline parallelism."""
     graph_sizes: tuple[GraphSize, ...] | None = None
-    """The passes that are captured on a GPU. None: all there may be."""
+    """The decode passes to capture on a GPU; None for all sizes that are useful."""
     mixed_sizes: tuple[int, ...] | None = None
-    """Tokens of passes with prompts that are captured there, likewise."""
+    """The passes with prompts to capture on a GPU, by number of tokens; None for all that are
+    useful."""
 
     @property
     def max_logits(self) -> int:
-        """Rows of logits of a pass."""
+        """Most rows of logits of a pass."""
         return min(self.max_requests + self.max_drafted, max(self.max_tokens, self.max_requests))
 
     @property
     def max_decodes(self) -> int:
-        """Requests of a pass in which each has a token."""
+        """Most requests of a pass in which each has one token."""
         return min(self.max_requests, self.max_tokens)
 
 
 DEFAULT_LIMITS = PassLimits()
 MANY_WORDS = 32
-"""Words from which on torch is quicker than the interpreter."""
+"""Above this number of words torch is faster than a loop in Python."""
 MAX_KEPT_VIEWS = 256
-"""Most words of which a view is kept."""
+"""Views of at most this many words are kept for reuse."""
 
 
 class _Words:
-    """int64 values on a device, written through memory of the host."""
+    """An int64 tensor on a device with a fixed address, written through pinned host memory; on a
+    CPU written directly."""
 
     def __init__(self, count: int, device: torch.device) -> None:
         self.tensor = torch.zeros(count, dtype=torch.int64, device=device)
@@ -88,10 +91,11 @@ class _Words:
         memory = (ctypes.c_int64 * count).from_address(self._host.data_ptr())
         self.words = memoryview(memory).cast("B").cast("q")
         self._views: dict[int, Tensor] = {}
-        """The first few words, by their number: to make a view takes longer than to write them."""
+        """Views of the first words, by their number. Making a view takes longer than writing a few
+        words."""
 
     def first(self, count: int) -> Tensor:
-        """The first `count` of them."""
+        """A view of the first `count` words, on the device."""
         view = self._views.get(count)
         if view is None:
             view = self.tensor[:count]
@@ -103,7 +107,7 @@ class _Words:
         self.words[start : start + len(values)] = memoryview(values)
 
     def add_one(self, count: int) -> None:
-        """Add one to each of the first `count`."""
+        """Add one to each of the first `count` words on the host."""
         if count > MANY_WORDS:
             self._host[:count].add_(1)
             return
@@ -112,24 +116,26 @@ class _Words:
             words[at] += 1
 
     def upload(self, count: int) -> None:
-        """Let the device have the first of them."""
+        """Copy the first `count` words to the device, asynchronously."""
         if self._host is not self.tensor:
             self.tensor[:count].copy_(self._host[:count], non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Turn:
+    """A turn of a decoding that lies in the batch."""
+
     decoding: Decoding
     number: int
     batch: Batch
 
     def is_before(self, chunks: Sequence[Chunk]) -> bool:
-        """Whether `chunks` are the turn after it."""
+        """Whether `chunks` are the next turn of the same decoding."""
         return chunks is self.decoding and self.decoding.turn == self.number + 1
 
 
 class StaticBatch:
-    """Not thread-safe: there is one pass at a time, valid until the next."""
+    """Input tensors of one pass at a time. Not thread-safe: a `Batch` is valid until the next."""
 
     def __init__(
         self, limits: PassLimits, block_size: int, device: torch.device | str = "cpu"
@@ -146,9 +152,10 @@ class StaticBatch:
         self._lanes = _Words(limits.max_requests, place)
         self._tables = block_tables(limits.max_requests, limits.max_blocks, place)
         self._filled: _Turn | None = None
-        """What lies here, if it is a turn of a decoding."""
+        """The turn that was filled in last, if it was one of a decoding."""
 
     def fits(self, chunks: Sequence[Chunk]) -> bool:
+        """Whether a pass of `chunks` is within the limits."""
         limits = self.limits
         if self._filled is not None and self._filled.is_before(chunks):
             decoding = self._filled.decoding
@@ -168,10 +175,13 @@ class StaticBatch:
         output_rows: Sequence[int] | None = None,
         num_requests: int = 0,
     ) -> Batch:
-        """Lay chunks end to end, and behind them requests without tokens, until there are
-        `num_requests`. Outputs are of `output_rows`, where they are given, else of the last tokens
-        of each chunk. Raises ValueError if one is longer than its blocks, or all of them are more
-        than fits."""
+        """Write the pass of `chunks`, end to end, followed by requests without tokens up to
+        `num_requests`.
+
+        `output_rows`: the rows whose outputs are wanted; if None, the last `num_outputs` tokens of
+        each chunk. Raises ValueError if a chunk is empty or longer than its blocks, or if the pass
+        does not fit.
+        """
         filled, self._filled = self._filled, None
         if filled is not None and filled.is_before(chunks):
             batch = self._fill_next(filled)
@@ -194,7 +204,7 @@ class StaticBatch:
             words.upload(count)
         sequences = batch.sequences
         if not grown and self._is_on_host:
-            return batch  # it says how long requests are by their blocks
+            return batch  # its max_context_len counts whole blocks, so it still holds
         tables, width = sequences.block_tables, sequences.block_tables.shape[1]
         for row in grown:
             place = self._place(decoding, row)

@@ -1,11 +1,12 @@
-"""Which tokens of a pass each rank of a context group computes.
+"""Context parallelism: which tokens of a pass each rank computes.
 
-    blocks of a chunk     | 0  1 | 2  3 | 4  5 | 6  7 |      over two ranks: four parts
+    blocks of a chunk     | 0  1 | 2  3 | 4  5 | 6  7 |      on two ranks: four parts
     computed by rank         0      1      1      0
 
-Late tokens attend to more than early ones: an early part and a late one make what all ranks do
-alike. A chunk is cut where blocks meet, so each block is written by one rank, which then gives it
-to the others. Chunks of fewer blocks are not cut as finely, or go whole to whoever has least.
+Late tokens attend to more tokens than early ones, so each rank gets an early and a late part, which
+balances their work. Chunks are cut at block boundaries: each block is written by one rank, which
+then sends it to the others. Chunks of few blocks are cut into fewer parts, or go as a whole to the
+rank that has least.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from baton.engine.batch.batch import Chunk
 from baton.engine.batch.decoding import Decoding
 
 MIN_TOKENS = 32
-"""Tokens of prompts, for each rank. With fewer a pass takes as long as the weights take to be
-read, however many tokens it has."""
+"""Least prompt tokens per rank for which a pass is shared. With fewer, the time of a pass is that
+of reading the weights, so sharing its tokens would save nothing."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Piece:
-    """Neighbours among the tokens of a chunk."""
+    """The tokens [first, stop) of a chunk."""
 
     chunk: int
     """The chunk's index in the pass."""
@@ -32,6 +33,7 @@ class Piece:
     stop: int
 
     def of(self, chunks: Sequence[Chunk]) -> Chunk:
+        """The piece as a chunk of its own; `chunks` are those of the pass."""
         whole = chunks[self.chunk]
         return whole._replace(
             tokens=whole.tokens[self.first : self.stop],
@@ -44,18 +46,19 @@ class Piece:
         return max(0, self.stop - max(self.first, len(whole.tokens) - whole.num_outputs))
 
     def blocks_of(self, chunks: Sequence[Chunk], block_size: int) -> Sequence[int]:
-        """The blocks that its tokens are written to."""
+        """The blocks that the piece's tokens are written to."""
         whole = chunks[self.chunk]
         first = (whole.start + self.first) // block_size
         return whole.blocks[first : -(-(whole.start + self.stop) // block_size)]
 
 
 Shares = Sequence[Sequence[Piece]]
-"""Pieces of each rank, in order, with every token of a pass once."""
+"""The pieces of each rank, in order. Together they hold every token of a pass once."""
 
 
 def share_tokens(chunks: Sequence[Chunk], num_ranks: int, block_size: int) -> Shares | None:
-    """None for a pass that is better computed by all ranks alike: all know its tokens."""
+    """The pieces that each rank computes; None for a pass that all ranks should compute whole, as
+    it has too few prompt tokens to share."""
     if isinstance(chunks, Decoding) or _num_prompt_tokens(chunks) < MIN_TOKENS * num_ranks:
         return None
     shares: list[list[Piece]] = [[] for _ in range(num_ranks)]
@@ -80,7 +83,8 @@ def num_outputs(chunks: Sequence[Chunk], share: Sequence[Piece]) -> int:
 
 
 def output_rows(chunks: Sequence[Chunk], shares: Shares, most: int) -> list[int]:
-    """Where the outputs of a pass are, in order, among those of all ranks, `most` of each."""
+    """The indices of the pass's outputs, in the order of its tokens, in the gathered outputs of all
+    ranks, which have `most` rows of each rank."""
     rows_by_piece: dict[Piece, range] = {}
     for rank, share in enumerate(shares):
         start = rank * most
@@ -96,13 +100,15 @@ def _num_prompt_tokens(chunks: Sequence[Chunk]) -> int:
 
 
 def _num_parts(chunk: Chunk, num_ranks: int, block_size: int) -> int:
-    """Each of at least a block, or a part of one."""
+    """Into how many parts a chunk is cut: 2 per rank, 1 per rank, or 1, so that there are no more
+    parts than blocks."""
     num_blocks = -(-(chunk.start + len(chunk.tokens)) // block_size) - chunk.start // block_size
     return next((n for n in (2 * num_ranks, num_ranks) if n <= num_blocks), 1)
 
 
 def _parts(chunk: Chunk, num_parts: int, block_size: int) -> Iterator[tuple[int, int]]:
-    """Parts of a chunk as even as blocks allow; some may be empty."""
+    """The (first, stop) of each part of a chunk, as even as block boundaries allow; some may be
+    empty."""
     num_tokens, borders = len(chunk.tokens), [0]
     for part in range(1, num_parts):
         place = chunk.start + num_tokens * part / num_parts
@@ -117,7 +123,7 @@ def _num_tokens(share: Sequence[Piece]) -> int:
 
 
 def _joined(pieces: Sequence[Piece]) -> Iterator[Piece]:
-    """`pieces` with neighbours of a chunk joined."""
+    """`pieces` with adjacent pieces of a chunk joined into one."""
     last = pieces[0]
     for piece in pieces[1:]:
         if (piece.chunk, piece.first) == (last.chunk, last.stop):

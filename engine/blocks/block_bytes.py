@@ -1,4 +1,5 @@
-"""The memory behind the blocks, as the pool sees it, and what a handoff may read or write."""
+"""The memory behind the blocks, as the pool accesses it, and the parts of it that a handoff may
+read or write."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from baton.kernels.paging.checksum import can_sum_up
 
 
 class RowsOnDevice(Protocol):
-    """Whole blocks where they lie; `baton.engine.memory.device_rows.DeviceRows` is the real one."""
+    """Whole blocks in device memory, accessed without copying them to the host. Implemented by
+    `baton.engine.memory.device_rows.DeviceRows`."""
 
     @property
     def device(self) -> torch.device: ...
@@ -33,7 +35,7 @@ class RowsOnDevice(Protocol):
 
 
 class BlockBytes(Protocol):
-    """The memory behind the blocks; `baton.engine.memory.kv_cache.KvCache` is the real one."""
+    """The memory behind the blocks. Implemented by `baton.engine.memory.kv_cache.KvCache`."""
 
     @property
     def layout(self) -> KvLayout: ...
@@ -70,26 +72,27 @@ class BlockBytes(Protocol):
 
     @property
     def device_rows(self) -> RowsOnDevice | None:
-        """Whole blocks that stay on the device they lie on; None where they are in memory of this
-        host, or cannot be moved together."""
+        """Access to blocks in device memory; None if they are in host memory, or if a block's
+        planes cannot be moved together."""
 
 
 class HugePages(Protocol):
-    """Moves the memory of blocks that are in use onto huge pages, beside the steps."""
+    """Moves the memory of blocks in use to huge pages, in a thread of its own while the engine
+    runs."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes on huge pages."""
+        """Bytes that are on huge pages now."""
 
     def start(self, is_busy: Callable[[], bool]) -> None:
-        """`is_busy`: whether the engine computes; asked on another thread."""
+        """Start the thread. It calls `is_busy` to find out whether the engine is computing."""
 
     def stop(self) -> None:
-        """Blocking; it may be started again."""
+        """Stop the thread and wait for it. It may be started again."""
 
 
 class EngineCache(BlockBytes, Protocol):
-    """What an engine, and whoever serves it, needs to know of its runner's cache."""
+    """The interface of a runner's KV cache for the engine and its service."""
 
     @property
     def device(self) -> torch.device: ...
@@ -99,7 +102,7 @@ class EngineCache(BlockBytes, Protocol):
 
     @property
     def huge(self) -> HugePages | None:
-        """None where there are none."""
+        """None if the cache does not use huge pages."""
 
     @property
     def num_open(self) -> int:
@@ -127,7 +130,7 @@ class Source:
     ) -> bytes:
         rows, chosen = self.memory.device_rows, self.planes[planes.start : planes.stop]
         if rows is None:
-            raise ValueError("these blocks are on no device that could sum them up")
+            raise ValueError("these blocks are not in device memory, so no device can sum them up")
         return rows.checksums(self.blocks[start:stop], chosen, part, unit_bytes)
 
     def can_sum_up(self, unit_bytes: int) -> bool:
@@ -175,7 +178,7 @@ class Targets:
     ) -> None:
         own = self.memory.device_rows
         if own is None:
-            raise ValueError("these blocks are on no device that rows could be on as well")
+            raise ValueError("these blocks are not in device memory; no rows can be copied there")
         to_blocks = [
             replace(write, indices=[self._block(index) for index in write.indices])
             for write in writes
@@ -193,24 +196,26 @@ _FLOATS = {
     "bfloat16": (torch.int16, 0x7FFF, 0x7F80),
     "float16": (torch.int16, 0x7FFF, 0x7C00),
 }
-"""Numbers kept in many bits, as integers: all bits but the sign, and what is finite is below."""
-_LOOKED_AT_BYTES = 1 << 20
-"""Looked at in one go, so that it stays in a core's cache."""
+"""By dtype: the integer type of the same width, a mask of all bits but the sign, and the bits of
+infinity. A number is finite if its masked bits are below those of infinity (IEEE 754)."""
+_CHECKED_BYTES = 1 << 20
+"""Bytes that are checked at once, so that they stay in a core's cache."""
 
 
 def are_finite(memory: BlockBytes, blocks: Sequence[int]) -> bool:
-    """Whether all numbers of these blocks are; False where any are kept in few bits.
+    """Whether all numbers in these blocks are finite. False if some are quantized, for which it is
+    not known.
 
-    The engine waits meanwhile. As integers they are looked at several times as fast.
+    Numbers are compared as integers, which is several times as fast: the engine waits meanwhile.
     """
     if any(plane.dtype not in _FLOATS for plane in memory.layout.planes):
         return False
     for number, plane in enumerate(memory.layout.planes):
         dtype, magnitude, infinite = _FLOATS[plane.dtype]
         views = memory.views(blocks, range(number, number + 1))
-        step = max(1, _LOOKED_AT_BYTES // plane.layer_block_bytes)
+        step = max(1, _CHECKED_BYTES // plane.layer_block_bytes)
         for start in range(0, len(views), step):
-            # A copy, as torch takes no memory that it may not write.
+            # Copied, because torch does not accept read-only memory.
             numbers = torch.frombuffer(bytearray().join(views[start : start + step]), dtype=dtype)
             if numbers.bitwise_and_(magnitude).max() >= infinite:
                 return False

@@ -1,4 +1,4 @@
-"""The blocks of KV of one engine: who references which, and which may be used next.
+"""The KV blocks of one engine: which holder references which block, and which may be used next.
 
     free --reserve, grow--> referenced --release, shrink--> free  if it has no name
       ^                      |   ^  ^-----release--> cached       if it has one (see `commit`)
@@ -6,9 +6,9 @@
       |                      |   +------ reserve ------+          its prefix is asked for again
       +----------------------+----- evicted, least recently used first
 
-A block is written only while it has one reference and no name. From the moment it is taken until
-it is free again it is on one tenant's account (`baton.engine.blocks.kv_accounts`). Single-threaded:
-it belongs to the engine's thread.
+A block is written only while it has one reference and no name. From the moment it is taken until it
+is free again it counts for one tenant (`baton.engine.blocks.kv_accounts`). The pool belongs to the
+engine's thread.
 """
 
 from __future__ import annotations
@@ -32,17 +32,19 @@ from baton.engine.blocks.prefix_cache import Match, PrefixCache
 
 @dataclass(slots=True)
 class _Table:
-    """What one holder references, in token order."""
+    """The blocks that one holder references, in token order."""
 
     tenant: str = ""
-    """The tenant that its further blocks will count for."""
+    """The tenant that blocks added later will count for."""
     blocks: list[int] = field(default_factory=list)
     names: list[bytes] = field(default_factory=list)
     """The names of the first blocks: those matched or committed so far."""
     is_nameable: bool = True
-    """False once the cache was reset: what was computed before must not be found after."""
+    """Whether its blocks may get names. False after a reset of the cache: KV computed before must
+    not be found after it."""
     struck: frozenset[bytes] = frozenset()
-    """Names that were struck while these blocks were filled from elsewhere, from a copy perhaps."""
+    """Names whose KV turned out wrong while these blocks were being filled by a handoff. The blocks
+    may be copies of it, so they must not get these names."""
 
 
 class BlockPool:
@@ -57,21 +59,22 @@ class BlockPool:
         kv_shares: Mapping[str, float] | None = None,
         clock: Clock = monotonic,
     ) -> None:
-        """`kv_shares`: of the pool, what each of these tenants may hold at most."""
+        """`pinned_fraction`: most of the pool that may be pinned. `kv_shares`: by tenant, the share
+        of the pool that is reserved for it and that it may hold at most."""
         self._bytes = cache
         self._block_size = cache.layout.block_size
         self._namer = BlockNamer(cache.layout)
         self.is_prefix_caching = prefix_caching
         self._ref_counts = array("i", bytes(4 * cache.num_blocks))
         self._num_idled = 0
-        """How many references-to-nothing there were."""
+        """How often a block lost its last reference."""
         self._lacked = LackedNames()
         self._tables: dict[Holder, _Table] = {}
         self._follower: NameFollower | None = None
         self.prefixes = PrefixCache()
-        """The blocks that a prompt could find here. Read-only."""
+        """The named blocks. Read-only for others."""
         self.accounts = KvAccounts(cache.num_blocks, kv_shares or {})
-        """The blocks held, by tenant. Read-only."""
+        """The blocks held, by tenant. Read-only for others."""
         self.supply = BlockSupply(
             self.prefixes,
             self.accounts,
@@ -100,12 +103,13 @@ class BlockPool:
 
     @property
     def num_releases(self) -> int:
-        """How many references-to-nothing and ends of pins there were, and names that somebody who
-        was refused could share: while it stands still, whoever was refused would be again."""
+        """A counter of events after which a refused reservation may succeed: a block lost its last
+        reference, a pin ended, or a name that a refused reservation lacked can be found. While it
+        does not change, a refused reservation would be refused again."""
         return self._num_idled + self.supply.num_unpinned + self._lacked.num_found
 
     def record_in(self, log: KvEventLog) -> None:
-        """From now on `log` hears which names come and go."""
+        """Record in `log`, from now on, which names are stored and evicted."""
         self.prefixes.log = log
 
     def follow(self, follower: NameFollower) -> None:
@@ -113,7 +117,8 @@ class BlockPool:
         self._follower = follower
 
     def table(self, holder: Holder) -> Sequence[int]:
-        """The blocks of `holder` in token order, empty if it has none. Live: copy it to keep it."""
+        """The blocks of `holder` in token order, empty if it has none. A live view: copy it to keep
+        it."""
         table = self._tables.get(holder)
         return table.blocks if table is not None else ()
 
@@ -132,7 +137,7 @@ class BlockPool:
     ) -> int | None:
         """See `KvPool.reserve`. Raises ValueError if `holder` has blocks, or for no tokens.
 
-        Without `is_matching` all blocks are fresh, whatever is cached.
+        Without `is_matching` the prefix cache is not used, and all blocks are fresh.
         """
         if holder in self._tables:
             raise ValueError(f"{holder} holds blocks already")
@@ -177,12 +182,13 @@ class BlockPool:
         blocks = self.prefixes.match((name,)).blocks
         for block in blocks:
             self._add_reference(block)
-            # Its name is none of the table's: those are a prefix's, from the first block on.
+            # The name is not put into the table, whose names are those of a prefix.
             self._tables[holder] = _Table(self.accounts.tenant_of(block), blocks, is_nameable=False)
         return bool(blocks)
 
     def grow(self, holder: Holder, num_tokens: int) -> bool:
-        """Let the table of `holder` cover `num_tokens` in all; if it cannot, change nothing."""
+        """Add blocks to the table of `holder` until it covers `num_tokens` in all. Returns False,
+        and changes nothing, if there are not enough blocks."""
         table = self._tables.get(holder)
         if table is not None and num_tokens <= len(table.blocks) * self._block_size:
             return True
@@ -198,9 +204,9 @@ class BlockPool:
         return True
 
     def pin(self, holder: Holder, num_tokens: int, ttl_s: float) -> Pinned:
-        """Keep the named blocks among the first `num_tokens` of `holder` in the cache.
+        """Pin the named blocks among the first `num_tokens` of `holder` in the cache.
 
-        They stay for `ttl_s` after each time a prompt comes that begins with all of them.
+        They stay for `ttl_s` seconds, renewed by each prompt that begins with all of them.
         """
         table = self._tables.get(holder)
         if table is None or not table.is_nameable:
@@ -209,10 +215,11 @@ class BlockPool:
         return self.supply.pin(self.prefixes.match(names).names, table.tenant, ttl_s)
 
     def commit(self, holder: Holder, tokens: Sequence[int], num_computed: int, salt: bytes) -> None:
-        """Name the blocks of `holder` filled by the first `num_computed` of its `tokens`.
+        """Name the blocks of `holder` that the first `num_computed` of its `tokens` fill, so that
+        others can share them.
 
-        From now on they can be shared. Costs what the newly full blocks cost. Raises ValueError if
-        the holder's blocks do not cover so many tokens.
+        Only blocks that are newly full are hashed. Raises ValueError if the holder's blocks do not
+        cover so many tokens.
         """
         table = self._tables.get(holder)
         num_full = num_computed // self._block_size
@@ -255,7 +262,8 @@ class BlockPool:
             self._tables[target] = table
 
     def release(self, holder: Holder) -> None:
-        """See `KvPool.release`. The deepest block of a chain is the first to be evicted later."""
+        """See `KvPool.release`. Blocks are dropped from the last to the first, so that the end of a
+        prefix is evicted before its beginning."""
         table = self._tables.pop(holder, None)
         if table is None:
             return
@@ -263,10 +271,8 @@ class BlockPool:
             self._drop(block)
 
     def shrink(self, holder: Holder, num_tokens: int) -> None:
-        """Let the table of `holder` cover `num_tokens`, and no block more.
-
-        What it named stays: raises ValueError for fewer tokens.
-        """
+        """Remove the blocks of `holder` that its first `num_tokens` tokens do not need. Raises
+        ValueError if one of them has a name."""
         table = self._tables.get(holder)
         if table is None or num_tokens > (len(table.blocks) - 1) * self._block_size:
             return
@@ -277,7 +283,8 @@ class BlockPool:
             self._drop(table.blocks.pop())
 
     def forget(self, holder: Holder) -> None:
-        """What `holder` computed is wrong: nobody may find it, now or later."""
+        """Remove the names of the blocks of `holder`, whose KV is wrong. Neither these blocks nor
+        copies of them that are being received can be found afterwards."""
         table = self._tables.get(holder)
         if table is None:
             return
@@ -292,11 +299,9 @@ class BlockPool:
             self.prefixes.forget(block)
 
     def wipe(self, holder: Holder) -> None:
-        """Zero those blocks of `holder` that are its alone, before it gives them up.
-
-        No kernel lets a slot count that is not the request's; nor should what is known to be wrong
-        lie where it could be found.
-        """
+        """Zero the blocks that only `holder` references and that have no name, before they are
+        released. Kernels never use slots outside a request's context, so this is a second
+        safeguard against KV that is known to be wrong."""
         for block in self.table(holder):
             if self._ref_counts[block] == 1 and not self.prefixes.is_named(block):
                 for plane in range(self.layout.num_planes):
@@ -317,13 +322,14 @@ class BlockPool:
         self._bytes.write(block, plane, data)
 
     def clear_tail(self, holder: Holder, num_tokens: int, plane: int) -> None:
-        """See `KvPool.clear_tail`. A block without a name has no reader but who shares it here."""
+        """See `KvPool.clear_tail`. A block with a name is full and is not changed."""
         index, num_used = divmod(num_tokens, self.layout.block_size)
         if num_used and not self.prefixes.is_named(block := self._block_at(holder, index)):
             self._bytes.clear_tail(block, plane, num_used)
 
     def clear(self, holder: Holder, start: int, plane: int) -> None:
-        """See `KvPool.clear`. Raises ValueError if one of them has a name or another holder."""
+        """See `KvPool.clear`. Raises ValueError if one of the blocks has a name or another
+        holder."""
         blocks = self.table(holder)[start:]
         for index, block in enumerate(blocks, start):
             self._check_alone(holder, index, block)
@@ -339,23 +345,25 @@ class BlockPool:
         return self._bytes.head_runs
 
     def targets(self, holder: Holder, start: int) -> Targets:
-        """See `KvPool.targets`. Raises ValueError if one of them has a name or another holder."""
+        """See `KvPool.targets`. Raises ValueError if one of the blocks has a name or another
+        holder."""
         blocks = tuple(self.table(holder))
         for index in range(start, len(blocks)):
             self._check_alone(holder, index, blocks[index])
         return Targets(self._bytes, blocks, start)
 
     def reset_cache(self) -> int:
-        """Forget every prefix; how many blocks could be found before. Running requests keep their
-        blocks, but nothing will match them."""
+        """Empty the prefix cache; returns how many blocks had a name. Running requests keep their
+        blocks, which will not get names any more."""
         num_blocks = self.prefixes.num_named
         self.supply.clear()
-        self._num_idled += 1  # who waits for blocks is tried again
+        self._num_idled += 1  # so that waiting requests are tried again
         for table in self._tables.values():
             table.is_nameable = False
         return num_blocks
 
     def holdings(self) -> Holdings:
+        """A copy of all tables, and the numbers of cached and free blocks."""
         return Holdings(
             num_blocks=self.num_blocks,
             tables=self._copied_tables(),
@@ -364,6 +372,7 @@ class BlockPool:
         )
 
     def census(self) -> Census:
+        """See `KvPool.census`."""
         return Census(
             num_blocks=self.num_blocks,
             ref_counts=self._ref_counts[:],
@@ -376,7 +385,7 @@ class BlockPool:
         return {holder: tuple(table.blocks) for holder, table in self._tables.items()}
 
     def _match(self, tokens: Sequence[int], salt: bytes) -> Match:
-        """The cached blocks that `tokens` begin with, of those that these fill."""
+        """The cached blocks of the longest prefix of `tokens` that consists of full blocks."""
         names = self._namer.names(tokens, salt) if self.is_prefix_caching else ()
         return self.prefixes.match(names)
 

@@ -1,12 +1,13 @@
-"""Where free blocks come from, and which tenants may have them.
+"""Supplies blocks to tenants: free ones, or evicted ones.
 
-    free, or evicted: least recently used first, from those whose cached blocks the tenant may have
+    free, or evicted: the least recently used of the idle blocks that the tenant may evict
        |
-      take --> the tenant's, until it is free again
+      take --> counts for the tenant until it is free again
 
-A tenant at its limit evicts its own blocks. Below its limit it may take free blocks, evict its own,
-and evict what others have cached beyond their reserved share. Pinned blocks are not evicted, but
-pins give way one by one when running requests, or nothing at all, could go on otherwise.
+A tenant at its limit may only evict its own blocks. Below its limit it may take free blocks, evict
+its own, and evict what other tenants have cached beyond their reserved share. Pinned blocks are not
+evicted. Pins are given up one by one if otherwise a running request could not go on, or no request
+could run at all.
 """
 
 from __future__ import annotations
@@ -25,27 +26,30 @@ NOTHING: Mapping[str, int] = {}
 
 @dataclass(slots=True)
 class PinCounters:
+    """Counts of pins so far."""
+
     num_pinned: int = 0
     """Pins made or prolonged by requests."""
     num_expired: int = 0
     num_displaced: int = 0
-    """Given up for other pins, because the share for pins was used up."""
+    """Pins given up for other pins, because the share for pins was used up."""
     num_given_way: int = 0
-    """Given up for requests that needed the blocks."""
+    """Pins given up for requests that needed the blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """What came of one cache point."""
+    """The result of pinning one cache point."""
 
     num_blocks: int
-    """Blocks of the prefix, pinned now; fewer than asked for if pins may not have so many."""
+    """Blocks of the prefix that are pinned now; fewer than asked for if the share for pins does not
+    allow more."""
     num_displaced: int
-    """Older pins given up for it."""
+    """Number of older pins given up for it."""
 
 
 class BlockSupply:
-    """Pure bookkeeping, with a clock for the pins. The reference counts are the pool's."""
+    """Pure bookkeeping, with a clock for the pins. Reference counts are kept by the pool."""
 
     def __init__(
         self,
@@ -58,13 +62,14 @@ class BlockSupply:
     ) -> None:
         self.counters = PinCounters()
         self.num_unpinned = 0
-        """Pins that ended so far: each may have made blocks available."""
+        """Number of pins that have ended so far; each may have made blocks available."""
         self._prefixes = prefixes
         self._accounts = accounts
         self._num_blocks = num_blocks
         self._pinned_fraction = pinned_fraction
         self._clock = clock
-        self._free = array("i", range(num_blocks - 1, -1, -1))  # a stack: reuse what is warm
+        # A stack, so that recently used memory, which may be in a CPU's caches, is reused first.
+        self._free = array("i", range(num_blocks - 1, -1, -1))
 
     @property
     def num_available(self) -> int:
@@ -73,30 +78,31 @@ class BlockSupply:
 
     @property
     def num_free(self) -> int:
-        """Blocks that hold nothing."""
+        """Number of free blocks, without cached content."""
         return len(self._free)
 
     @property
     def free(self) -> array[int]:
-        """A copy of their numbers."""
+        """A copy of the free blocks' numbers."""
         return self._free[:]
 
     def can_take(self, num_blocks: int, tenant: str, reviving: Mapping[str, int] = NOTHING) -> bool:
-        """Whether `tenant` may take so many, when idle blocks, by their tenant, are revived."""
+        """Whether `tenant` may take `num_blocks`. `reviving`: by tenant, the number of idle blocks
+        that the same reservation references again, which therefore cannot be evicted for it."""
         room = min(self._num_within_limit(tenant, reviving), self._num_in_pool(tenant, reviving))
         return num_blocks <= room
 
     def is_at_limit(self, tenant: str) -> bool:
-        """Whether what keeps `tenant` from more blocks is its own limit, not the pool."""
+        """Whether `tenant` is limited by its own share before the pool is exhausted."""
         return self._num_within_limit(tenant, NOTHING) < self._num_in_pool(tenant, NOTHING)
 
     def is_kept_for(self, tenant: str, num_blocks: int) -> bool:
-        """Whether so many more in use are within what no other tenant has a claim to."""
+        """Whether `tenant` stays within its reserved share with `num_blocks` more in use."""
         num_in_use = self._accounts.num_held(tenant) - self._prefixes.num_evictable(tenant)
         return num_in_use + num_blocks <= self._accounts.num_kept(tenant)
 
     def take(self, tenant: str) -> int:
-        """A block for new contents; the caller made sure there is one."""
+        """A block for new contents. The caller must have checked `can_take`."""
         if not self._accounts.num_left(tenant):
             block = self._evict([tenant])
         elif self._free:
@@ -107,18 +113,20 @@ class BlockSupply:
         return block
 
     def give_back(self, block: int) -> None:
-        """Nobody references it, and it has no name."""
+        """Free a block that has neither references nor a name."""
         self._accounts.remove(block)
         self._free.append(block)
 
     def donors(self, tenant: str) -> list[str]:
-        """Tenants whose blocks would help `tenant` if not referenced or pinned; itself first."""
+        """Tenants whose blocks `tenant` could take if they were idle and not pinned; itself
+        first."""
         return [tenant] if self.is_at_limit(tenant) else self._owners_open_to(tenant)
 
     def pin(self, names: Sequence[bytes], tenant: str, ttl_s: float) -> Pinned:
-        """Keep the blocks of a chain of known names for `ttl_s` after their last use.
+        """Pin the blocks of a chain of known names until `ttl_s` seconds after their last use.
 
-        Over the share of the pool for pins, and of the tenant's own, the oldest lose theirs.
+        If that exceeds the share of the pool for pins, or of the tenant's blocks, the least
+        recently used pins are given up.
         """
         self.expire()
         limit = self._accounts.max_held(tenant)
@@ -133,16 +141,18 @@ class BlockSupply:
         return Pinned(len(names), num_displaced)
 
     def use(self, names: Sequence[bytes]) -> None:
-        """A prompt that begins with these names has come."""
+        """Renew the pins of these names, with which a prompt begins."""
         self._prefixes.use(names, self._clock())
 
     def expire(self) -> None:
+        """End the pins whose time is up."""
         num_expired = self._prefixes.expire(self._clock())
         self.counters.num_expired += num_expired
         self.num_unpinned += num_expired
 
     def give_way(self, tenant: str) -> bool:
-        """Unpin idle blocks that `tenant` could then have. False: no pin stands in its way."""
+        """Give up the oldest pin of idle blocks that `tenant` could take without it. Returns False
+        if there is none."""
         pin = next(self._prefixes.idle_pins(self.donors(tenant)), None)
         if pin is None:
             return False
@@ -151,7 +161,7 @@ class BlockSupply:
         return True
 
     def clear(self) -> None:
-        """Every idle block is free, and no pin is left."""
+        """Free every idle block and end every pin."""
         for block in self._prefixes.clear():
             self.give_back(block)
 
@@ -179,7 +189,8 @@ class BlockSupply:
         return len(self._free) + num_evictable
 
     def _displace(self, names: Sequence[bytes], limit: int, tenant: str | None = None) -> int:
-        """Unpin the oldest until `names` fit below `limit`: of all pins, or of one tenant's."""
+        """Give up the oldest pins, of `tenant` if one is given, until `names` fit within `limit`
+        pinned names. Returns how many were given up."""
         pins, num_displaced = self._prefixes.pins, 0
         candidates = [pin for pin in pins if pin.key != names[-1] and tenant in (None, pin.tenant)]
         for pin in candidates:

@@ -1,13 +1,13 @@
-"""Explicit cache points: prefixes that stay in the cache until their time is up.
+"""Explicit cache points: prefixes that are pinned in the cache for a time.
 
-    pin --> pinned --use--> pinned, for all of its time again
+    pin --> pinned --use--> pinned, with its full time again
               |--> expired      its time passed without a use
-              |--> displaced    others were pinned, and the share of the pool for pins is used up
+              |--> displaced    others were pinned, and the share of the pool for pins was used up
               `--> given way    running requests needed its blocks
 
-A pin is the chain of names of a prefix, known by its last name; chains may have their first names
-in common. A name is pinned as long as one pin has it. It decides nothing about blocks:
-`PrefixCache` says which of them are idle.
+A pin is the chain of block names of a prefix, identified by its last name. Chains may share their
+first names; a name is pinned as long as one pin contains it. This module only knows names:
+`PrefixCache` knows which blocks they are, and which are idle.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Pin:
+    """One pinned prefix."""
+
     names: tuple[bytes, ...]
     """The names of the blocks, in token order."""
     tenant: str
@@ -32,17 +34,17 @@ class Pin:
 
 
 class CachePins:
-    """Pure bookkeeping. What unpins returns the names that no pin has any more."""
+    """All pins, by names only. Pure bookkeeping."""
 
     def __init__(self) -> None:
         self._pins: OrderedDict[bytes, Pin] = OrderedDict()
         """Pins by their last block name; least recently used first."""
         self._num_by_name: dict[bytes, int] = {}
-        """How many pins have it."""
+        """By name: the number of pins that contain it."""
         self._tenant_by_name: dict[bytes, str] = {}
         self._num_names_by_tenant: dict[str, int] = {}
         self._next_expiry = math.inf
-        """No pin expires before."""
+        """A time before which no pin expires."""
 
     def __len__(self) -> int:
         return len(self._pins)
@@ -70,7 +72,8 @@ class CachePins:
         return now >= self._next_expiry
 
     def add(self, names: tuple[bytes, ...], tenant: str, ttl_s: float, now: float) -> list[bytes]:
-        """Pin `names`, and return those that were not pinned. An equal pin is prolonged."""
+        """Pin `names`, and return those that were not pinned before. A pin of the same names is
+        prolonged instead."""
         known = self._pins.get(names[-1])
         if known is not None:
             known.ttl_s = max(known.ttl_s, ttl_s) if known.expires_at > now else ttl_s
@@ -87,13 +90,14 @@ class CachePins:
         return fresh
 
     def use(self, name: bytes, now: float) -> None:
-        """A prompt has come as far as `name`: if that ends a pin, its time begins anew."""
+        """Renew the pin that ends with `name`, if there is one: a prompt begins with its prefix."""
         pin = self._pins.get(name)
         if pin is not None:
             pin.expires_at = max(pin.expires_at, now + pin.ttl_s)
             self._pins.move_to_end(name)
 
     def drop(self, pin: Pin) -> list[bytes]:
+        """Remove a pin, and return the names that are not pinned any more."""
         del self._pins[pin.key]
         gone: list[bytes] = []
         for name in pin.names:
@@ -105,7 +109,7 @@ class CachePins:
         return gone
 
     def expired(self, now: float) -> list[Pin]:
-        """The pins whose time is up; they still pin."""
+        """The pins whose time is up. They stay until they are dropped."""
         self._next_expiry = min(
             (pin.expires_at for pin in self._pins.values() if pin.expires_at > now),
             default=math.inf,

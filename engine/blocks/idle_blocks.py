@@ -1,10 +1,10 @@
-"""Blocks without references that keep their contents, and which of them to evict first.
+"""Idle blocks: without references, but with cached contents; and the order in which to evict them.
 
     add --> evictable, least recently used first --> pop_oldest
               |   ^
-             pin  unpin: back as the first to go, for its turn has long come
+             pin  unpin: returns to the front of the queue
               v   |
-            pinned, kept whatever happens
+            pinned, never evicted
 
 Each tenant has a queue of its own, so that one tenant's blocks can be evicted and another's kept.
 """
@@ -20,9 +20,9 @@ class IdleBlocks:
 
     def __init__(self) -> None:
         self._queue_by_tenant: dict[str, OrderedDict[int, int]] = {}
-        """Evictable block -> when it became idle, counted in such events; oldest first."""
+        """By tenant: evictable block -> sequence number of when it became idle; oldest first."""
         self._pinned: dict[int, int] = {}
-        """Pinned block -> when it became idle, counted in such events."""
+        """Pinned block -> sequence number of when it became idle."""
         self._tenant_by_block: dict[int, str] = {}
         self._num_added = 0
 
@@ -37,7 +37,7 @@ class IdleBlocks:
 
     @property
     def tenants(self) -> Iterable[str]:
-        """Tenants that have anything to give up. Live."""
+        """Tenants that have evictable blocks. A live view."""
         return self._queue_by_tenant.keys()
 
     def num_evictable(self, tenant: str) -> int:
@@ -47,11 +47,11 @@ class IdleBlocks:
         return block in self._tenant_by_block and block not in self._pinned
 
     def tenant_of(self, block: int) -> str:
-        """Raises KeyError if the block is not idle."""
+        """The tenant that an idle block counts for. Raises KeyError if the block is not idle."""
         return self._tenant_by_block[block]
 
     def add(self, block: int, tenant: str, *, is_pinned: bool) -> None:
-        """`block` has just been used for the last time, for now."""
+        """Add a block that has just lost its last reference: the most recently used idle one."""
         self._num_added += 1
         self._tenant_by_block[block] = tenant
         if is_pinned:
@@ -60,41 +60,42 @@ class IdleBlocks:
             self._queue(tenant)[block] = self._num_added
 
     def remove(self, block: int) -> None:
-        """Raises KeyError if the block is not idle."""
+        """Remove a block that is referenced again. Raises KeyError if it is not idle."""
         tenant = self._tenant_by_block.pop(block)
         if self._pinned.pop(block, None) is None:
             self._take_from(tenant, block)
 
     def pin(self, block: int) -> None:
-        """Nothing happens to a block that is not idle, or is pinned already."""
+        """Pin an idle block; does nothing if it is not idle or pinned already."""
         if self.is_evictable(block):
             self._pinned[block] = self._take_from(self._tenant_by_block[block], block)
 
     def unpin(self, block: int) -> None:
-        """Nothing happens to a block that is not idle, or is not pinned."""
+        """Unpin an idle block; does nothing if it is not idle or not pinned."""
         added = self._pinned.pop(block, None)
         if added is None:
             return
         queue = self._queue(self._tenant_by_block[block])
-        # The order of a queue must be that of its numbers: tenants are compared by their first.
+        # A queue must be ordered by its numbers, because `pop_oldest` compares their first ones.
         queue[block] = min(added, next(iter(queue.values()), added))
         queue.move_to_end(block, last=False)
 
     def pop_oldest(self, tenants: Iterable[str]) -> int:
-        """The block that was used longest ago of those of `tenants`. Raises KeyError if none is."""
+        """Remove and return the least recently used evictable block of `tenants`. Raises KeyError
+        if there is none."""
         oldest = min(
             (tenant for tenant in tenants if tenant in self._queue_by_tenant),
             key=lambda tenant: next(iter(self._queue_by_tenant[tenant].values())),
             default=None,
         )
         if oldest is None:
-            raise KeyError("no idle block may be given up")
+            raise KeyError("there is no evictable block")
         block = next(iter(self._queue_by_tenant[oldest]))
         self.remove(block)
         return block
 
     def clear(self) -> list[int]:
-        """Return what was there."""
+        """Remove all blocks and return them."""
         blocks = list(self._tenant_by_block)
         self._queue_by_tenant.clear()
         self._pinned.clear()

@@ -1,10 +1,10 @@
-"""How many blocks each tenant holds, and how many it may hold.
+"""Counts how many blocks each tenant holds, and limits how many it may hold.
 
-    held = referenced + idle, cached or pinned      a block is on one account from taken to free
+    held = referenced + idle (cached or pinned)     a block counts for one tenant from taken to free
 
-A tenant with a share of the pool never holds more than that, and no other tenant may evict what it
-caches. Each of the others may hold what the shares leave; nothing is reserved for them. Free blocks
-go to the first that asks.
+A tenant with a reserved share never holds more than that, and no other tenant may evict what it
+caches. Each other tenant may hold what the shares leave, and nothing is reserved for it. Free
+blocks are given out first come, first served.
 """
 
 from __future__ import annotations
@@ -25,29 +25,30 @@ class KvAccounts:
 
     @property
     def num_held_by_tenant(self) -> dict[str, int]:
-        """Blocks held, by tenant: of those that hold any. Live."""
+        """Blocks held, by tenant, without tenants that hold none. A live view."""
         return self._num_held
 
     def max_held(self, tenant: str) -> int:
+        """Most blocks that `tenant` may hold."""
         return self._kept.get(tenant, self._num_left_to_others)
 
     def num_kept(self, tenant: str) -> int:
-        """Blocks of the tenant's that no other may have evicted."""
+        """Blocks reserved for `tenant`: its share, or 0."""
         return self._kept.get(tenant, 0)
 
     def num_held(self, tenant: str) -> int:
         return self._num_held.get(tenant, 0)
 
     def num_left(self, tenant: str) -> int:
-        """Blocks it may take until it holds all it may."""
+        """Blocks that `tenant` may still take until it is at its limit."""
         return self.max_held(tenant) - self.num_held(tenant)
 
     def num_beyond_kept(self, tenant: str) -> int:
-        """Blocks it holds that are not kept for it."""
+        """Blocks that `tenant` holds beyond its reserved share."""
         return max(0, self.num_held(tenant) - self.num_kept(tenant))
 
     def tenant_of(self, block: int) -> str:
-        """Raises KeyError for a free block."""
+        """The tenant that `block` counts for. Raises KeyError for a free block."""
         return self._tenant_by_block[block]
 
     def add(self, block: int, tenant: str) -> None:

@@ -1,11 +1,11 @@
-r"""The last changes of a prefix cache, numbered, for its followers.
+r"""A numbered log of the last changes of a prefix cache, for its followers.
 
     stored, evicted, cleared  ->  pending  --flush-->  log  --read(sequence)-->  followers
-                                                        \-- the oldest are forgotten
+                                                        \-- the oldest are dropped
 
-The owner's thread records and flushes, once a step or so; `read` may be called on any thread. A
-follower that asks for events that are forgotten already starts over from a snapshot, so memory is
-bounded however slow it is.
+The engine's thread records changes and flushes them about once per step; `read` may be called on
+any thread. A follower that asks for events that were dropped already must start over from a
+snapshot, so the log's memory is bounded however slow a follower is.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ from baton.core.block_hash import DIGEST_BYTES
 from baton.core.kv_events import KvChange, KvEvent, KvEvents
 
 MAX_NAMES = 65_536
+"""Default size of the log, in names plus events."""
 MAX_READ = 4096
-"""Names, or one event, that a reader is given at once: less than a millisecond to take in."""
+"""A read ends with the event that reaches this many names plus events, which takes a follower less
+than a millisecond to apply."""
 
 
 class KvEventLog:
+    """The log of one cache. `read` is thread-safe; all else belongs to the engine's thread."""
+
     def __init__(self, max_names: int = MAX_NAMES) -> None:
         self._max_weight = max_names
         self._pending: list[tuple[KvChange, list[bytes]]] = []
@@ -32,7 +36,7 @@ class KvEventLog:
 
     @property
     def next_sequence(self) -> int:
-        """The sequence number of the event that the next flush begins with."""
+        """The sequence number of the first event of the next flush."""
         return self._next_sequence
 
     def stored(self, name: bytes) -> None:
@@ -42,10 +46,11 @@ class KvEventLog:
         self._record(KvChange.EVICTED, name)
 
     def cleared(self) -> None:
-        self._pending = [(KvChange.CLEARED, [])]  # whatever was pending is undone by it
+        self._pending = [(KvChange.CLEARED, [])]  # replaces pending changes, which it undoes
 
     def flush(self) -> bool:
-        """Make readable what was recorded since the last flush; False if that was nothing."""
+        """Append what was recorded since the last flush to the log. Returns False if that was
+        nothing."""
         if not self._pending:
             return False
         events = [KvEvent(change, b"".join(names)) for change, names in self._pending]
@@ -59,15 +64,15 @@ class KvEventLog:
         return True
 
     def read(self, sequence: int) -> KvEvents | None:
-        """What happened from event `sequence` on, or the beginning of it, if it is much; None if
-        some of that is forgotten."""
+        """The events from number `sequence` on, at most about `MAX_READ` names of them; None if
+        some of them were dropped already or `sequence` is in the future."""
         events: list[KvEvent] = []
         weight = 0
         with self._lock:
             num_events = self._next_sequence - sequence
             if not 0 <= num_events <= len(self._events):
                 return None
-            # From the end: what a follower lacks is short, what is kept is long.
+            # Indexed from the end, because a deque is slow in the middle and followers lack little.
             for back in range(num_events, 0, -1):
                 events.append(self._events[-back])
                 weight += _weight(events[-1])

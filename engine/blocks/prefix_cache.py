@@ -1,9 +1,9 @@
-"""Which block holds which contents, and which unreferenced block to evict first.
+"""The prefix cache: which block has which name, and which idle block to evict first.
 
-A named block is full, computed and never written again; its name (`baton.core.block_hash`) stands
-for all tokens up to its end. While it is referenced it is only listed here. Without references it
-is *idle* and waits, least recently used first, to be matched again or evicted. A pinned name's
-block is not evicted while its pin lasts.
+A named block is full, computed and never written again; its name (`baton.core.block_hash`) is a
+hash of all tokens up to its end. A named block without references is *idle*: it can be matched
+again, or is evicted, least recently used first. A block whose name is pinned is not evicted while
+its pin lasts.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from baton.engine.blocks.kv_event_log import KvEventLog
 
 
 class Match(NamedTuple):
+    """The cached blocks of a prefix."""
+
     blocks: list[int]
     names: list[bytes]
     """The names of these blocks."""
     unknown: bytes | None
-    """The name behind them, if there is one: no block has it."""
+    """The first name that no block has; None if all were found."""
 
 
 class PrefixCache:
-    """Pure bookkeeping; the reference counts are the pool's."""
+    """Pure bookkeeping. Reference counts are kept by the pool."""
 
     def __init__(self) -> None:
         self.log: KvEventLog | None = None
-        """Hears which names come and go, if anybody follows."""
+        """Records which names are stored and evicted, if the cache is followed."""
         self._block_by_name: dict[bytes, int] = {}
         self._name_by_block: dict[int, bytes] = {}
         self._idle = IdleBlocks()
@@ -42,28 +44,28 @@ class PrefixCache:
 
     @property
     def idle(self) -> array[int]:
-        """Unreferenced blocks that keep their contents."""
+        """Idle blocks: without references, with cached contents."""
         return array("i", self._idle)
 
     def names(self) -> Iterable[bytes]:
-        """Live: read it before the next change."""
+        """All names. A live view: read it before the next change."""
         return self._block_by_name.keys()
 
     def names_of(self, blocks: Iterable[int]) -> bytes:
         """The names that these blocks have at this moment, end to end.
 
-        On any thread, while they change: a block keeps its number for as long as it has its name,
-        so what lasts is found, and whether the rest is found is for `KvEventLog` to tell.
+        May be called on any thread while names change. Names that do not change meanwhile are
+        found; for the others the reader must follow `KvEventLog`.
         """
         return b"".join(filter(None, map(self._name_by_block.get, blocks)))
 
     @property
     def num_named(self) -> int:
-        """Blocks that have a name."""
+        """Number of blocks that have a name."""
         return len(self._name_by_block)
 
     def named(self) -> list[int]:
-        """The blocks that have a name at this moment. On any thread."""
+        """The blocks that have a name at this moment. May be called on any thread."""
         return list(self._name_by_block)
 
     def is_named(self, block: int) -> bool:
@@ -71,7 +73,7 @@ class PrefixCache:
 
     @property
     def idle_tenants(self) -> Iterable[str]:
-        """Tenants that have idle blocks that may be evicted. Live."""
+        """Tenants that have evictable blocks. A live view."""
         return self._idle.tenants
 
     def num_evictable(self, tenant: str) -> int:
@@ -81,11 +83,11 @@ class PrefixCache:
         return block in self._idle
 
     def evictable_owners(self, blocks: Iterable[int]) -> Iterator[str]:
-        """The tenant of each of the blocks that is idle and not pinned."""
+        """The tenant of each of `blocks` that is idle and not pinned."""
         return (self._idle.tenant_of(block) for block in blocks if self._idle.is_evictable(block))
 
     def match(self, names: Iterable[bytes]) -> Match:
-        """The longest known prefix of `names`, which may be lazy."""
+        """The blocks of the longest known prefix of `names`, which may be a lazy iterator."""
         found = Match([], [], None)
         for name in names:
             block = self._block_by_name.get(name)
@@ -96,13 +98,14 @@ class PrefixCache:
         return found
 
     def add(self, block: int, name: bytes) -> None:
-        """Let `block` be found as `name`, unless another block already is.
+        """Name `block`, unless another block already has `name`.
 
-        Raises ValueError if `block` has a different name: contents do not change.
+        Raises ValueError if `block` has a different name, because contents of named blocks do not
+        change.
         """
         known = self._name_by_block.get(block)
         if known is not None and known != name:
-            raise ValueError(f"block {block} is named already, by other contents")
+            raise ValueError(f"block {block} already has the name of other contents")
         if known == name or name in self._block_by_name:
             return
         self._block_by_name[name] = block
@@ -111,25 +114,24 @@ class PrefixCache:
             self.log.stored(name)
 
     def retire(self, block: int, tenant: str) -> None:
-        """The last reference to a named block is gone: it is the most recently used idle one."""
+        """Note that a named block has lost its last reference and is idle now, the most recently
+        used."""
         is_pinned = self._pins.has(self._name_by_block[block])
         self._idle.add(block, tenant, is_pinned=is_pinned)
 
     def revive(self, block: int) -> None:
-        """An idle block is referenced again."""
+        """Note that an idle block is referenced again."""
         self._idle.remove(block)
 
     def evict(self, tenants: Iterable[str]) -> int:
-        """Forget the least recently used idle block of `tenants`, pinned ones aside; return it.
-
-        Raises KeyError if there is none.
-        """
+        """Remove the name of the least recently used idle block of `tenants` that is not pinned,
+        and return the block. Raises KeyError if there is none."""
         block = self._idle.pop_oldest(tenants)
         self.forget(block)
         return block
 
     def forget(self, block: int) -> None:
-        """Nobody may find `block` any more. Nothing happens if it has no name."""
+        """Remove the name of `block`, and all pins of it; does nothing if it has no name."""
         name = self._name_by_block.pop(block, None)
         if name is None:
             return
@@ -141,7 +143,7 @@ class PrefixCache:
             self.log.evicted(name)
 
     def clear(self) -> list[int]:
-        """Forget every name; return the blocks that were idle, which now hold nothing."""
+        """Remove every name and pin; returns the blocks that were idle, which are free now."""
         idle = self._idle.clear()
         self._pins.clear()
         self._block_by_name.clear()
@@ -152,29 +154,32 @@ class PrefixCache:
 
     @property
     def pins(self) -> CachePins:
-        """The pins. Read-only: blocks follow only what is done here."""
+        """The pins. Read-only: they must be changed by the methods here, which also update
+        blocks."""
         return self._pins
 
     def pin(self, names: Sequence[bytes], tenant: str, ttl_s: float, now: float) -> None:
-        """Keep the blocks of these names, which are all known, for a time."""
+        """Pin the blocks of these names, all of which must be known, until `ttl_s` seconds after
+        their last use."""
         for name in self._pins.add(tuple(names), tenant, ttl_s, now):
             self._idle.pin(self._block_by_name[name])
 
     def unpin(self, pin: Pin) -> None:
-        """Its deepest block is the first to be evicted."""
+        """End a pin. Its last block becomes the first to be evicted."""
         for name in self._pins.drop(pin):
             block = self._block_by_name.get(name)
             if block is not None:
                 self._idle.unpin(block)
 
     def use(self, names: Iterable[bytes], now: float) -> None:
-        """A prompt begins with these names: pins that it came to the end of last all anew."""
+        """Renew the pins of all prefixes that consist of the first of these names, with which a
+        prompt begins."""
         if len(self._pins):
             for name in names:
                 self._pins.use(name, now)
 
     def expire(self, now: float) -> int:
-        """Unpin what has not been used for its time; how many pins that were."""
+        """End the pins whose time is up; returns how many there were."""
         if not self._pins.is_due(now):
             return 0
         expired = self._pins.expired(now)
@@ -185,10 +190,10 @@ class PrefixCache:
     def idle_pins(self, tenants: Iterable[str]) -> Iterator[Pin]:
         """Pins that keep idle blocks of `tenants` from eviction, least recently used first.
 
-        A block stays on the account of whoever took it, whose pin it is or not: a pin of tenant B
-        goes for A's sake where its block lies idle on A's account.
+        A block counts for the tenant that took it, even if another tenant pinned it. So a pin of
+        tenant B may have to be given up for A if an idle block in it counts for A.
 
-        To find one may take a look at every pinned block: `pinned_fraction` of the pool at most.
+        Finding a pin may look at every pinned block, at most `pinned_fraction` of the pool.
         """
         owners, idle = set(tenants), self._idle
         for pin in self._pins:

@@ -1,4 +1,4 @@
-"""How many parameters of a model a token has to do with: all but those of experts not chosen."""
+"""Counts the parameters that are active for one token: all except those of experts not chosen."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from baton.engine.layers.moe import MoeFeedForward
 
 
 def active_parameters(model: nn.Module) -> int:
-    """`model` is as its family builds it, without memory. Tables count in full, as is usual."""
+    """The number of active parameters of `model`, which needs no weights yet. Embeddings are
+    counted in full, as is customary."""
     total = _count(model)
     for module in model.modules():
         if isinstance(module, MoeFeedForward):

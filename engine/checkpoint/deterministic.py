@@ -1,11 +1,13 @@
-"""Whether what a model computes can be the same for a request whatever is computed beside it.
+"""The `deterministic` option (batch invariance): a request's outputs do not depend on which other
+requests are computed in the same pass.
 
-    a CPU with operators    it is so anyway, on a rank or on two that share matrices
-    a GPU                   products by our tiles, the same for any number of rows, those of experts
-                            for any number of pairs; attention by splits and tiles of one size
-    latent attention        always absorbed, on both: else its form follows from chunks of prompts
+    CPU with operators      always so, on one rank or on two tensor-parallel ranks
+    GPU                     matrix products use tiles that are the same for any number of rows, and
+                            of pairs for experts; attention uses splits and tiles of fixed size
+    latent attention        always in absorbed form, on both: otherwise its form depends on how
+                            prompts are cut into chunks
 
-What neither has one order for is refused, not served as if it had.
+Where sums have no fixed order the option is refused.
 """
 
 from __future__ import annotations
@@ -23,38 +25,41 @@ from baton.kernels.latent_attention.mla_attention_cpu import MAX_ROW_BYTES
 from baton.kernels.products.linear_cpu import DEPTHS
 
 WORD = ", sums in one order"
-"""What sets the KV of such a GPU apart."""
+"""Part of a model's fingerprint with the option on a GPU: KV is not shared with replicas
+without."""
 
 
 def check_deterministic(
     model: Decoder, config: ModelConfig, device: str, dtype: str, groups: MeshGroups = ONE_RANK
 ) -> None:
-    """Raise InvalidConfig for what `deterministic` cannot be kept for."""
+    """Raise InvalidConfig if `deterministic` is not supported for this model, device, dtype and
+    layout of ranks."""
     if torch.device(device).type == "cpu":
         if not operators.runs(torch.empty(0, dtype=getattr(torch, dtype))):
             raise InvalidConfig(
-                f"deterministic with dtype {dtype!r} on this CPU: torch multiplies, in an order "
-                "that follows the batch; set dtype to bfloat16 or float32, and see that "
-                "`baton doctor` finds compiled kernels"
+                f"deterministic with dtype {dtype!r} on this CPU: matrix products are computed by "
+                "torch, in an order that depends on the batch; set dtype to bfloat16 or float32, "
+                "and see that `baton doctor` finds compiled kernels"
             )
         _check_latents_on_cpus(config, getattr(torch, dtype))
         _check_ranks_on_cpus(groups.mesh)
         return
     if config.compressed is not None:
         raise InvalidConfig(
-            "deterministic is not there for compressed attention (DeepSeek V4) on a GPU, where "
-            "torch attends; leave deterministic off"
+            "deterministic is not supported for compressed attention (DeepSeek V4) on a GPU, where "
+            "attention is computed by torch; leave deterministic off"
         )
     if groups.mesh.size > 1:
         raise InvalidConfig(
-            "deterministic on several GPUs (parallel): how NCCL adds up follows from how much it "
-            "is given; serve replicas of one GPU each, or leave deterministic off"
+            "deterministic is not supported on several GPUs (parallel): NCCL's order of summation "
+            "depends on the message size; serve replicas of one GPU each, or leave deterministic "
+            "off"
         )
 
 
 def fix_order(model: Decoder) -> None:
-    """Let a GPU multiply by experts in one order, and latents have one form; other matrices, and
-    those of latents, are made so when installed."""
+    """Make a model deterministic once it is loaded: experts are multiplied in a fixed order, and
+    latent attention has one form. Other weights are prepared for it when they are installed."""
     model.latent = None
     for part in model.modules():
         if isinstance(part, Experts):
@@ -62,7 +67,8 @@ def fix_order(model: Decoder) -> None:
 
 
 def _check_latents_on_cpus(config: ModelConfig, dtype: torch.dtype) -> None:
-    """Whether operators take what torch, which has no one order, would take else."""
+    """Raise InvalidConfig if the CPU operators do not support this latent attention: torch would
+    compute it, in no fixed order."""
     if config.latent is None:
         return
     shape = config.latent.shape
@@ -70,7 +76,7 @@ def _check_latents_on_cpus(config: ModelConfig, dtype: torch.dtype) -> None:
     if row_bytes > MAX_ROW_BYTES or shape.nope_dim % depth or shape.latent_dim % depth:
         raise InvalidConfig(
             f"deterministic with latents of {shape.cached_dim} numbers in {dtype} on this CPU: "
-            f"operators take {MAX_ROW_BYTES} bytes of a token at most, and widths that are "
+            f"operators support at most {MAX_ROW_BYTES} bytes per token, and widths that are "
             f"multiples of {depth}; leave deterministic off"
         )
 
@@ -79,12 +85,12 @@ def _check_ranks_on_cpus(mesh: Mesh) -> None:
     if mesh.tensor > 2:
         raise InvalidConfig(
             f"deterministic with tensor parallel {mesh.tensor}: with three ranks or more the order "
-            "in which a sum is added follows from where it lies in the message; take two ranks at "
-            "most, or leave deterministic off"
+            "of summation depends on a value's place in the message; use at most two ranks, or "
+            "leave deterministic off"
         )
     if mesh.expert > 1 and mesh.data == 1:
         raise InvalidConfig(
             f"deterministic with expert parallel {mesh.expert}: the order in which a token's "
-            "experts are added follows from which rank has which, and that from all requests; set "
-            "expert parallel to 1, or leave deterministic off"
+            "experts are added depends on which rank has which expert, and that on all requests; "
+            "set parallel.expert to 1, or leave deterministic off"
         )

@@ -1,12 +1,13 @@
-"""Weights made up from the shapes alone, for benchmarks: no file is read.
+"""Random weights made from a model's shapes alone, for benchmarks (load format `dummy`): only
+config.json is read.
 
-A matrix is cut out of one pool of random numbers, from a place that its name decides:
+A matrix is a run of numbers from one pool of random numbers, beginning at a hash of its name:
 
-    pool   r0 r1 r2 ... r(P-1)      P is prime, so the rows of a matrix differ though the pool
-    row 0     [-----)               is much smaller than it
+    pool   r0 r1 r2 ... r(P-1)      P is prime, so the rows of a matrix differ although the pool
+    row 0     [-----)               is much smaller than the matrix
     row 1           [-----)
 
-That takes as long as copying, and gives every replica the same weights, so KV can be handed over.
+That takes no longer than copying. Every replica gets the same weights, so KV can be handed over.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ ITEM_BYTES = 4
 
 
 class RandomPool:
-    """Uniform in [-1, 1) times a scale, the same in every process."""
+    """Random numbers, uniform in [-1, 1) times a scale, the same in every process."""
 
     def __init__(self) -> None:
         self._scaled: dict[tuple[float, torch.dtype], Tensor] = {}
 
     @cached_property
     def _values(self) -> Tensor:
-        """[P], drawn for the first weight: who only judges a model has none."""
+        """The unscaled numbers [P]. Drawn on first use: checking a model needs none."""
         generator = torch.Generator().manual_seed(SEED)
         return torch.rand(POOL_SIZE, generator=generator).mul_(2).sub_(1)
 
     def cut(
         self, start: int, size: int, scale: float = 1.0, dtype: torch.dtype = torch.float32
     ) -> Tensor:
-        """`size` numbers from place `start` on, around the end as often as it takes."""
+        """`size` numbers from index `start` on, wrapping around at the end of the pool."""
         if (scale, dtype) not in self._scaled:
             self._scaled[scale, dtype] = (self._values * scale).to(dtype)
         values = self._scaled[scale, dtype]
@@ -54,6 +55,8 @@ class RandomPool:
 
 @dataclass(frozen=True, slots=True)
 class DummyEntry:
+    """A `TensorEntry` whose tensor is made up."""
+
     name: str
     shape: tuple[int, ...]
     pool: RandomPool = field(repr=False)
@@ -64,14 +67,13 @@ class DummyEntry:
         return math.prod(self.shape) * ITEM_BYTES
 
     def piece(self, start: int, num_bytes: int) -> bytes:
-        """What sets its fingerprint apart from that of any checkpoint."""
+        """Bytes for the fingerprint, which differ from those of any checkpoint."""
         return f"dummy {SEED} {POOL_SIZE}".encode()
 
     def load(self, dtype: torch.dtype) -> Tensor:
-        """Products of unit size for inputs of unit size; norms scale by one, biases are small.
-
-        Whole numbers count the columns: a token's experts, say, which are then different ones.
-        """
+        """The made-up tensor. Matrices are scaled so that inputs of variance 1 give outputs of
+        variance 1; norms are ones. Integers are the column numbers, so that, for example, the
+        experts of a token in a routing table differ."""
         if not dtype.is_floating_point:
             return torch.arange(self.shape[-1], dtype=dtype).expand(self.shape).contiguous()
         if len(self.shape) == 1 and not self.name.endswith("bias"):
@@ -79,6 +81,7 @@ class DummyEntry:
         return self._made_up(self.name, self.shape, dtype)
 
     def load_matrix(self, matrix: int, dtype: torch.dtype) -> Tensor:
+        """One matrix of a stack."""
         return self._made_up(f"{self.name}.{matrix}", self.shape[1:], dtype)
 
     def _made_up(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -88,14 +91,14 @@ class DummyEntry:
         return self.pool.cut(place, math.prod(shape), scale, dtype).view(shape)
 
     def release(self) -> None:
-        """Nothing is kept."""
+        """Does nothing: there are no pages of a file to release."""
 
 
 def dummy_entries(
     shapes: Mapping[str, tuple[int, ...]], integers: tuple[str, ...] = ()
 ) -> Mapping[str, DummyEntry]:
-    """An entry for each tensor that a checkpoint of the model would hold; names that end like
-    `integers` are of whole numbers."""
+    """An entry for each tensor of `shapes`, by name. Tensors whose name ends in one of `integers`
+    hold integers."""
     pool = RandomPool()
     return {
         name: DummyEntry(name, shape, pool, "I64" if name.endswith(integers) else "F32")

@@ -1,12 +1,11 @@
-"""A name for a model: equal only for equal architecture, weights, serving dtype and rounding.
+"""A model's fingerprint: equal only for equal architecture, weights, serving dtype and rounding.
 
-It guards the KV cache: blocks are shared and handed over only between replicas whose fingerprints
-are equal. It covers the parsed configuration, the angles of rotary positions for the length that is
-served and, of every tensor, name, dtype, shape and bytes;
-paths, times, the cut into files and their format do not matter. Of a tensor larger than
-WHOLE_BYTES only NUM_SAMPLES evenly spread pieces are read, so that naming a large model takes
-seconds: training of any kind changes every piece, but an edit of a few single weights by hand may
-go unseen.
+It guards the KV cache: blocks are shared and handed over only between replicas with equal
+fingerprints. It covers the parsed configuration, the rotary frequencies for the served length, and
+the name, dtype, shape and bytes of every tensor. Paths, times, file format and the split into files
+do not matter. Of a tensor larger than WHOLE_BYTES only NUM_SAMPLES evenly spread samples are read,
+so that a large model takes seconds. Any training changes every sample, but an edit of a few single
+weights by hand may not be noticed.
 """
 
 from __future__ import annotations
@@ -28,11 +27,12 @@ DIGEST_BYTES = 32
 def fingerprint(
     config: ModelConfig, entries: Mapping[str, TensorEntry], dtype: str, rounding: str
 ) -> bytes:
-    """32 bytes. Raises CheckpointError if a file cannot be read."""
+    """The fingerprint, 32 bytes. `rounding` says what is rounded when the model computes. Raises
+    CheckpointError if a file cannot be read."""
     architecture = {**asdict(config), "dtype": dtype, "rounding": rounding}
     del architecture["eos_token_ids"]  # decides when to stop, not what is computed
-    del architecture["num_labels"]  # the shape of a tensor
-    del architecture["max_model_len"]  # nor does this, but for the angles that depend on it
+    del architecture["num_labels"]  # is the shape of a tensor, which is covered
+    del architecture["max_model_len"]  # only matters for the frequencies below
     architecture["frequencies"] = [
         rope.frequencies(config.max_model_len).tolist() for rope in config.ropes
     ]

@@ -1,8 +1,7 @@
-"""Giving the modules of a model their weights, each kept as its device multiplies it best.
+"""Installs weights into a model's modules, in the layout in which the device multiplies fastest.
 
-A matrix of products on a CPU is packed, if there are operators for its dtype, and so is a table of
-embeddings that serves as the head as well; everything else stays a parameter. Where they are to be
-quantised, they are packed so.
+On a CPU with operators for the dtype, matrices are packed, including an embedding that is tied to
+the head; everything else stays a parameter. With `quantize` they are packed in quantized form.
 """
 
 from __future__ import annotations
@@ -36,10 +35,13 @@ from baton.kernels.products.weight import Weight
 QUANTIZERS = {"int8": int8_weight.quantize, "int4": int4_weight.quantize}
 """Quantizers by the name in the configuration."""
 AS_STORED = ("none", "wide")
-"""What rounds nothing: `wide` widens what comes quantised, too."""
+"""Values of `quantize` that round no weight. `none` keeps quantized checkpoints quantized; `wide`
+dequantizes them, too."""
 ON_GPUS: Mapping[str, Callable[[Tensor], QuantizedWeight]] = {"int8": to_int8, "int4": to_int4}
+"""The same for GPUs."""
 HEADS = ("embed.weight", "head.weight")
-"""These keep eight bits where others have four, which would cost as much as in all the others."""
+"""These get int8 where all others get int4: int4 in the head alone would cost as much quality as in
+all other weights together."""
 
 
 def install(
@@ -51,8 +53,9 @@ def install(
     *,
     is_fixed: bool = False,
 ) -> None:
-    """Make a copy of `tensor` the weight, or the bias, that is called `target`; `is_fixed`: what
-    a GPU multiplies a row by gives the same beside any others, and so does latent attention."""
+    """Make a copy of `tensor` the weight or bias called `target`. `is_fixed` prepares it for
+    products whose rows do not depend on the rest of the batch (`deterministic`). Raises
+    InvalidConfig if the tensor cannot be quantized."""
     prefix, _, name = target.rpartition(".")
     module = model.get_submodule(prefix)
     if isinstance(module, HashRouter) and name in module.integer_names:
@@ -80,7 +83,9 @@ def install_expert(
     device: str,
     quantize: str = "none",
 ) -> None:
-    """Copy `tensor` to where one expert's weight, or bias, is kept beside the others'."""
+    """Copy `tensor` into slot `expert` of `target`, which holds the weights or biases of all
+    experts of a layer. Memory for all is allocated with the first. Raises InvalidConfig if the
+    tensor cannot be quantized."""
     prefix, _, name = target.rpartition(".")
     module = model.get_submodule(prefix)
     kept = getattr(module, name)
@@ -112,13 +117,14 @@ def _room_for_experts(
 
 
 def _can_pack_experts(module: nn.Module, dtype: torch.dtype) -> bool:
-    """Both of their matrices, or neither."""
+    """Whether both matrices of the experts can be packed; one alone never is."""
     shapes = (getattr(module, name).shape for name in (GATE_UP, DOWN))
     return all(packed_experts.can_pack(shape, dtype) for shape in shapes)
 
 
 def dtype_of(model: nn.Module, target: str, wanted: str) -> torch.dtype:
-    """The dtype of a weight, or a bias, in a model that computes in `wanted`."""
+    """The dtype of parameter `target` in a model that computes in dtype `wanted`: some stay float32
+    or are integers."""
     prefix, _, name = target.rpartition(".")
     module = model.get_submodule(prefix)
     if name in getattr(module, "integer_names", ()):
@@ -129,7 +135,8 @@ def dtype_of(model: nn.Module, target: str, wanted: str) -> torch.dtype:
 
 
 def rounding_of(quantize: str, device: str, dtype: torch.dtype) -> str:
-    """What products round: devices differ in scales, and operators round activations, torch not."""
+    """Part of the fingerprint: what matrix products round. It depends on the device, as scales
+    differ, and as CPU operators round activations and torch does not."""
     if quantize in AS_STORED:
         return "none"
     kind = torch.device(device).type
@@ -139,17 +146,19 @@ def rounding_of(quantize: str, device: str, dtype: torch.dtype) -> str:
 
 
 def attention_of(device: str, dtype: torch.dtype) -> str:
-    """How compiled attention reads KV of 8 bits: items are multiplied, then scales. Before, rows
-    were dequantised first, whose KV is another.
+    """Part of the fingerprint: how the CPU operators read 8-bit KV. They multiply the integers and
+    then the scales, which rounds differently from dequantizing rows first.
 
-    A word of all models, however their KV is kept: caches of unequal dtypes hand KV over.
+    It is part of every model's fingerprint, whatever the dtype of its KV cache, because KV is also
+    handed over between caches of different dtypes.
     """
     is_compiled = torch.device(device).type == "cpu" and operators.runs(torch.empty(0, dtype=dtype))
     return ", 8-bit KV by items" if is_compiled else ""
 
 
 def order_of_sums(device: str, dtype: torch.dtype) -> str:
-    """What sets sums apart from those of other kinds of CPU: KV is not shared with those."""
+    """Part of the fingerprint: the order in which this kind of CPU adds up sums. KV is not shared
+    between CPUs that differ in it. Empty on GPUs and for dtypes without operators."""
     if torch.device(device).type != "cpu" or dtype not in operators.SUFFIXES:
         return ""
     order = library.order_of_sums(is_bfloat16=dtype is torch.bfloat16)
@@ -157,7 +166,7 @@ def order_of_sums(device: str, dtype: torch.dtype) -> str:
 
 
 def _rounded(module: nn.Module, target: str, tensor: Tensor, device: str, quantize: str) -> Weight:
-    """Raises InvalidConfig if it has not the shape for it."""
+    """The quantized weight. Raises InvalidConfig if its shape does not allow it."""
     way = "int8" if target in HEADS else quantize
     if device == "cpu":
         is_gated = isinstance(module, Linear) and module.is_gated
@@ -166,11 +175,11 @@ def _rounded(module: nn.Module, target: str, tensor: Tensor, device: str, quanti
 
 
 def _quantized_for_gpu(target: str, tensor: Tensor, device: str, way: str) -> QuantizedWeight:
-    """Raises InvalidConfig if it has not the shape for it."""
+    """The quantized weight on a GPU. Raises InvalidConfig if its shape does not allow it."""
     try:
         return ON_GPUS[way](tensor.to(device))
     except ValueError as error:
-        raise InvalidConfig(f"quantize {way!r}: {target}: {error}; int8 takes it") from error
+        raise InvalidConfig(f"quantize {way!r}: {target}: {error}; set quantize to int8") from error
 
 
 def _keep(module: nn.Module, name: str, tensor: Tensor, device: str, *, is_fixed: bool) -> Weight:
@@ -182,7 +191,7 @@ def _keep(module: nn.Module, name: str, tensor: Tensor, device: str, *, is_fixed
 
 
 def may_be_rounded(module: nn.Module) -> bool:
-    """Whether its weight is one that `quantize` is about."""
+    """Whether `quantize` applies to the weight of `module`."""
     return _is_multiplied(module) and not (isinstance(module, Linear) and module.is_exact)
 
 

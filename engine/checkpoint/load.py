@@ -1,8 +1,8 @@
-"""From a model folder to a model that runs.
+"""Loads a model folder into a model that runs.
 
-All tensors are checked by name and shape before the first is read. Then one weight after the other
-is put together from the memory-mapped files, cast, packed and installed, and the pages it was read
-from are given back: a model is never in memory twice.
+The names and shapes of all tensors are checked before the first is read. Then weights are assembled
+from the memory-mapped files one after the other, cast, packed and installed, and the pages they
+were read from are released, so a model is never in memory twice.
 """
 
 from __future__ import annotations
@@ -63,36 +63,37 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
+    """One rank's part of a model, with its weights, and facts about the whole model."""
+
     model: Decoder
-    """What this rank has of it."""
+    """This rank's part."""
     info: ModelInfo
-    """The facts of the whole model."""
+    """Facts about the whole model."""
     folder: Path = Path()
     load_format: str = "auto"
-    """Where it was read from, and how."""
     num_active: int = 0
-    """Parameters of the whole model that a token has to do with; 0: not known."""
+    """Active parameters per token of the whole model; 0 if not known."""
     groups: MeshGroups = ONE_RANK
-    """The groups of the ranks that have a part each."""
+    """The groups of ranks that share the model."""
     stages: Stages = ()
-    """The layers of each, if they are several."""
+    """The layers of each pipeline stage; empty if there is one stage."""
     held: HeldExperts | None = None
-    """The experts of this rank, where others have other experts."""
+    """The experts that this rank holds; None without expert parallelism."""
     is_deterministic: bool = False
-    """Whether a request's results are to follow from it alone where they else would not: on a GPU,
-    or where latents have two forms."""
+    """Whether fixed-order kernels must be chosen for `deterministic`: on a GPU, or where latent
+    attention has two forms. Elsewhere results are deterministic anyway."""
 
     def own(self, layout: KvLayout) -> KvLayout:
-        """What this rank keeps of the whole model's KV."""
+        """The layout of this rank's share of the whole model's KV."""
         return self.share(layout, self.groups.engine.rank)
 
     def share(self, layout: KvLayout, rank: int) -> KvLayout:
-        """What a rank of its engine keeps of it."""
+        """The layout of the share of the engine's `rank`."""
         own = share_of_kv(layout, self.groups.mesh.engine, rank)
         return kv_of_layers(own, self._layers(rank)) if self.stages else own
 
     def first_plane(self, layout: KvLayout, rank: int) -> int:
-        """The first plane that a rank of its engine keeps, as the whole model numbers them."""
+        """The first KV plane that the engine's `rank` stores, in the whole model's numbering."""
         return layout.planes_of(self._layers(rank).start).start if self.stages else 0
 
     def _layers(self, rank: int) -> range:
@@ -112,17 +113,18 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
     progress: Progress | None = None,
     groups: MeshGroups = ONE_RANK,
 ) -> LoadedModel:
-    """Read a model. What the dtype `auto` is, serving_dtype.py says.
+    """Load a model; each rank of `groups` reads its part.
 
-    `max_model_len` is the longest request that will be served; None is the model's own context.
-    `streaming` is what tokens see in layers where they would see all before them.
-    The load format `dummy` makes up weights from config.json alone. Weights may be quantised on the
-    way, to `int8` or `int4`; those that come quantised are kept so where the device multiplies
-    them, unless quantize is `wide`. With `deterministic` a GPU adds up in one order, too, and so
-    does latent attention anywhere: see deterministic.py.
-    Each rank of `groups` reads its part. Raises CheckpointError, with what was found and what is
-    supported, if it cannot be served, and InvalidConfig if it cannot be quantised for the device,
-    split among so many, or deterministic.
+    `dtype`: see serving_dtype.py for `auto`. `load_format`: `dummy` makes up weights from
+    config.json alone. `quantize`: `int8` and `int4` quantize weights while loading; quantized
+    checkpoints stay quantized if the device can multiply them, unless it is `wide`.
+    `deterministic`: see deterministic.py. `max_model_len`: the longest request that will be served;
+    None is the model's own context. `streaming`: the window and sinks that tokens see in layers
+    with full attention.
+
+    Raises CheckpointError if the model cannot be served, with what was found and what is supported,
+    and InvalidConfig if it cannot be quantized for the device, split over the ranks, or made
+    deterministic.
     """
     config, model, entries, placements = plan_weights(folder, load_format, max_model_len, streaming)
     num_active = active_parameters(model)
@@ -130,7 +132,8 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
     wanted = serving_dtype(dtype, declared, device)
     if dtype == "auto" and wanted != declared:
         logger.warning(
-            "%s is served as %s, which a CPU has operators for; --dtype float32 loses nothing",
+            "a checkpoint in %s is served as %s, for which a CPU has operators; "
+            "--dtype float32 keeps full precision",
             declared,
             wanted,
         )
@@ -207,7 +210,8 @@ def _info(config: ModelConfig, dtype: str, quantize: str, name: bytes) -> ModelI
 
 
 def _is_anywhere(is_here: bool, groups: MeshGroups) -> bool:
-    """Whether `is_here` on any rank: all of them must give the model the same name."""
+    """Whether `is_here` is true on any rank. A collective over all ranks, whose fingerprints of the
+    model must be equal."""
     if not isinstance(groups.everyone, RankGroup):
         return is_here
     return any(found for (found,) in groups.everyone.gather(array("q", (is_here,))))
@@ -224,14 +228,16 @@ def _check_quantize(quantize: str, device: str, dtype: str) -> None:
         return
     if quantize not in QUANTIZERS:
         known = ", ".join((*AS_STORED, *QUANTIZERS))
-        raise InvalidConfig(f"quantize {quantize!r}; there are {known}")
+        raise InvalidConfig(f"quantize {quantize!r} is not known; set one of {known}")
     if torch.device(device).type not in ("cpu", "cuda"):
-        raise InvalidConfig(f"quantize {quantize!r} is for CPUs and CUDA, not for {device}")
+        raise InvalidConfig(
+            f"quantize {quantize!r} is supported on CPUs and CUDA devices, not on {device}"
+        )
     if device == "cpu" and getattr(torch, dtype) not in operators.SUFFIXES:
         compiled = " or ".join(str(kind).removeprefix("torch.") for kind in operators.SUFFIXES)
         raise InvalidConfig(
-            f"quantize {quantize!r} with dtype {dtype!r} on a CPU: nothing multiplies such weights "
-            f"there; set dtype to {compiled}, or quantize to none"
+            f"quantize {quantize!r} with dtype {dtype!r} is not supported on a CPU; set dtype to "
+            f"{compiled}, or quantize to none"
         )
 
 
@@ -239,7 +245,11 @@ def _tell_of_slowness(quantize: str, device: str, dtype: str) -> None:
     if quantize in AS_STORED or device != "cpu":
         return
     if not operators.runs(torch.empty(0, dtype=getattr(torch, dtype))):
-        logger.warning("nothing is compiled for %s weights in %s: they are slow", quantize, dtype)
+        logger.warning(
+            "there is no compiled kernel for %s weights in %s, so products are slow",
+            quantize,
+            dtype,
+        )
 
 
 def check_model(  # noqa: PLR0913  # what the configuration says of a model
@@ -254,8 +264,7 @@ def check_model(  # noqa: PLR0913  # what the configuration says of a model
 ) -> None:
     """Raise the error that `load_model` would raise on one rank, without reading any weights.
 
-    Whether a device multiplies what is quantised, and adds up in one order, is asked only if one is
-    named.
+    Support for `quantize` and `deterministic` is checked only if `device` is given.
     """
     config, model, entries, placements = plan_weights(folder, load_format, streaming=streaming)
     declared = _declared_dtype(config, entries[placements[0].source])
@@ -272,8 +281,8 @@ def plan_weights(
     max_model_len: int | None = None,
     streaming: Streaming | None = None,
 ) -> tuple[ModelConfig, Decoder, Mapping[str, TensorEntry], list[WeightPlacement]]:
-    """The whole model without weights, and where each of them comes from; raises CheckpointError
-    if one is missing or of another shape."""
+    """The configuration, the whole model without weights, the checkpoint's tensors and where each
+    of them goes. Raises CheckpointError if a tensor is missing or has another shape."""
     config = read_config(folder)
     if max_model_len is not None:
         config = config.serving(max_model_len)

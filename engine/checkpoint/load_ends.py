@@ -1,9 +1,10 @@
-"""Reading the two ends of a model whole, where ranks have a part of them each.
+"""Loads the whole embedding and the whole output head of a model (its two ends) on the lead rank,
+where they are split among ranks.
 
-tensor ranks    rows of the embedding and of the head      stages    the first has one, the last
-                                                                     the other
-a head that drafts embeds tokens and gives logits between passes, on the lead alone: asking
-the others would take two messages a token
+tensor ranks    each has rows of both     pipeline stages    the first has one, the last the other
+
+A draft head uses both between passes, on the lead rank only. Getting them from the other ranks
+would take two messages per token.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from baton.engine.sharding.cutting import splits_vocabulary
 
 
 def ends_of(loaded: LoadedModel, wanted: Collection[End], *, device: str) -> Decoder:
-    """What embeds tokens and gives logits as the model does, or does what of it is wanted, and
-    needs no other rank for it: the model itself, where this rank has all of both."""
+    """A model that embeds tokens and computes logits, whichever of the two is in `wanted`, without
+    other ranks: `loaded.model` itself if this rank has both ends whole; otherwise one with only
+    these parts, which are read again."""
     if not wanted or loaded.groups.mesh.size == 1:
         return loaded.model
     config, ends, entries, placements = plan_weights(loaded.folder, loaded.load_format)
@@ -49,17 +51,17 @@ def ends_of(loaded: LoadedModel, wanted: Collection[End], *, device: str) -> Dec
 
 
 def keep_ends(model: Decoder, wanted: Collection[End]) -> None:
-    """Leave out all the rest of a whole model, which has no weights yet."""
+    """Remove all but the wanted ends from a whole model that has no weights yet."""
     model.blocks = nn.ModuleList()
     model.positions = None
     del model.norm
-    if "embed" not in wanted and model.head is not None:  # else it is the head as well
+    if "embed" not in wanted and model.head is not None:  # a tied embedding is also the head
         del model.embed
     if "head" not in wanted:
         model.head = None
 
 
 def has_ends(config: ModelConfig, mesh: Mesh) -> bool:
-    """Whether ranks have both ends whole, each of them."""
+    """Whether every rank has the whole embedding and the whole head."""
     is_split = mesh.tensor > 1 and splits_vocabulary(config, mesh.tensor)
     return mesh.pipeline == 1 and not is_split

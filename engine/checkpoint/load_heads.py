@@ -1,10 +1,11 @@
-"""Reading the heads that guess a model's next tokens: its own MTP head, EAGLE's, Medusa's.
+"""Loads draft heads: a model's own MTP head, EAGLE, EAGLE-3, P-EAGLE and Medusa heads.
 
-MTP       the layer behind the last of the model's own folder
-EAGLE     a folder of its own: fc, layers.0           embedding and head are the model's
-EAGLE-3   the same: fc, midlayer, norm, lm_head, d2t  only the embedding is
-P-EAGLE   the same, with mask_hidden                  the token of masks is in config.json
-Medusa    a folder of its own: medusa_lm_head.pt      heads of their own, or the model's
+MTP       in the model's folder, the layer after its last
+EAGLE     a folder of its own: fc, layers.0           uses the model's embedding and output head
+EAGLE-3   a folder of its own: fc, midlayer, norm,    uses the model's embedding
+          lm_head, d2t
+P-EAGLE   like EAGLE-3, with mask_hidden              the mask token is in config.json
+Medusa    a folder of its own: medusa_lm_head.pt      has output heads, or uses the model's
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from baton.engine.checkpoint.load_ends import ends_of
 from baton.engine.checkpoint.quantized.methods import as_whole, parse_layout
 from baton.engine.checkpoint.reading import CheckpointReader
 from baton.engine.layers.attention import HeadShape
-from baton.engine.models.config.description import read_json
+from baton.engine.models.config.description import read_json, wrong
 from baton.engine.models.config.keys import ConfigKeys
 from baton.engine.models.config.model_config import ModelConfig
 from baton.engine.models.families.llama import LLAMA
@@ -50,16 +51,20 @@ MEDUSA_FILES: Mapping[str, Callable[[Path], Mapping[str, StoredEntry]]] = {
 
 
 def load_mtp_head(folder: Path, loaded: LoadedModel, *, device: str) -> MtpHead:
-    """Load the head of a model read from the same folder, whole. Its weights are kept wide.
+    """Load the MTP head of the model in `folder`. It is not split over ranks, and its weights are
+    not quantized.
 
-    Raises CheckpointError if the checkpoint has none, or not all of it.
+    Raises CheckpointError if the checkpoint has no head, or only a part of it.
     """
     config = read_config(folder).serving(loaded.info.max_model_len)
     family = family_of(config.architecture)
     stored = read_entries(folder)
     names = names_of(family, config.num_layers)
     if not family.further_layers or names.checkpoint["join.first.weight"][0] not in stored:
-        raise CheckpointError(f"{folder} has no head that predicts the token after the next")
+        raise CheckpointError(
+            f"{folder} has no MTP head, which predicts the token after the next; use a checkpoint "
+            "that has one, or do without it"
+        )
     head = MtpHead(config, family)
     _read(head, names, folder, stored, loaded.info.dtype, device, heads=config.heads)
     head.share(ends_of(loaded, head.shares, device=device))
@@ -69,11 +74,11 @@ def load_mtp_head(folder: Path, loaded: LoadedModel, *, device: str) -> MtpHead:
 def load_eagle_head(
     folder: Path, loaded: LoadedModel, *, device: str, is_parallel: bool = False
 ) -> EagleHead | Eagle3Head:
-    """Load a head trained for a model, of the first EAGLE or the third, whichever lies there.
-    `is_parallel`: of the third, one that guesses several tokens at once (P-EAGLE).
+    """Load an EAGLE or EAGLE-3 head, whichever `folder` holds. `is_parallel`: it must be a P-EAGLE
+    head, which drafts several tokens in one pass.
 
-    Raises CheckpointError if it is of another model, or not whole, and InvalidConfig for a model
-    of another kind than it can read.
+    Raises CheckpointError if the head was trained for another model or is incomplete, and
+    InvalidConfig if the model has no single residual stream to read.
     """
     raw = read_json(folder / "config.json")
     stored = read_entries(folder)
@@ -98,7 +103,8 @@ def load_eagle_head(
 
 
 def taps_layers(folder: Path) -> bool:
-    """Whether the head in `folder` is of EAGLE-3, which reads what enters layers."""
+    """Whether `folder` holds an EAGLE-3 head, which reads the inputs of some layers of the
+    model."""
     return "norm.weight" in read_entries(folder)
 
 
@@ -110,11 +116,10 @@ def read_head_config(folder: Path) -> ModelConfig:
 
 
 def load_feature_join(folder: Path, loaded: LoadedModel, *, device: str) -> FeatureJoin | None:
-    """Load of a head of EAGLE-3 what joins the layers that it reads, and nothing else; None of a
-    head of the first EAGLE, which takes what the model gives.
+    """Load only the part of an EAGLE-3 head that joins the hidden states of several layers into
+    features; None for an EAGLE head, which uses the model's outputs as they are.
 
-    Raises CheckpointError if it is of another model, or not whole, and InvalidConfig for a model
-    of another kind than it can read.
+    Raises the same errors as `load_eagle_head`.
     """
     stored = read_entries(folder)
     if "norm.weight" not in stored:
@@ -129,8 +134,8 @@ def load_feature_join(folder: Path, loaded: LoadedModel, *, device: str) -> Feat
 
 
 def head_bytes(folder: Path, item_bytes: int) -> int:
-    """What the weights there take, of any head, in items of so many bytes. Raises CheckpointError
-    if there are none."""
+    """The bytes of all weights of the draft head in `folder`, at `item_bytes` per parameter. Raises
+    CheckpointError if there are none."""
     is_medusa = any((folder / name).exists() for name in MEDUSA_FILES)
     entries = _medusa_entries(folder) if is_medusa else read_entries(folder)
     return item_bytes * sum(prod(entry.shape) for entry in entries.values())
@@ -139,13 +144,14 @@ def head_bytes(folder: Path, item_bytes: int) -> int:
 def _joined_kind(
     config: ModelConfig, taps: tuple[int, ...], stored: Mapping[str, StoredEntry]
 ) -> str:
-    """The kind of features: of which layers, joined by which weights."""
+    """A name of the features: which layers they are from, and a fingerprint of the joining weights.
+    Features are used only by heads with the same name."""
     joining = {name: entry for name, entry in stored.items() if name.startswith("fc.")}
     return f"layers {taps} joined by {fingerprint(config, joining, '', '').hex()[:16]}"
 
 
 def load_medusa_heads(folder: Path, loaded: LoadedModel, *, device: str) -> MedusaHeads:
-    """Load heads trained for a model. Raises CheckpointError if they are not whole."""
+    """Load Medusa heads. Raises CheckpointError if they are incomplete."""
     keys = ConfigKeys(read_json(folder / "config.json"))
     num_layers = keys.count("medusa_num_layers", 1)
     stored = _medusa_entries(folder)
@@ -160,7 +166,7 @@ def load_medusa_heads(folder: Path, loaded: LoadedModel, *, device: str) -> Medu
         has_own_heads=f"0.{num_layers}.weight" in stored,
     )
     family = replace(LLAMA, checkpoint=medusa.checkpoint(num_layers), other_names=())
-    no_heads = HeadShape(num_heads=1, num_kv_heads=1, head_dim=width)  # it attends to nothing
+    no_heads = HeadShape(num_heads=1, num_kv_heads=1, head_dim=width)  # they have no attention
     _read(
         heads, family, folder, stored, loaded.info.dtype, device,
         heads=no_heads, num_layers=num_heads,
@@ -180,7 +186,8 @@ def _read(  # noqa: PLR0913  # what is read, from where, as what
     heads: HeadShape,
     num_layers: int = 1,
 ) -> None:
-    """Give `head` its weights, kept wide. Raises CheckpointError, naming what does not fit."""
+    """Load the weights of `head`, without quantizing them. Raises CheckpointError with the names of
+    missing or misshapen tensors."""
     placements = list(place(head, names, num_layers, stored.keys()))
     layout = parse_layout(read_json(folder / "config.json"))
     entries = as_whole(stored, layout, {placement.source for placement in placements})
@@ -191,7 +198,7 @@ def _read(  # noqa: PLR0913  # what is read, from where, as what
     ]
     if odd:
         raise CheckpointError(
-            f"{folder}: tensors that are missing, or of another shape: {', '.join(odd)}"
+            f"{folder}: these tensors are missing or have another shape: {', '.join(odd)}"
         )
     reading = CheckpointReader(heads, placements, entries, None, None)
     for (target, slot), sources in groupby(placements, lambda each: (each.target, each.slot)):
@@ -207,17 +214,19 @@ def _check_model(folder: Path, config: ModelConfig, loaded: LoadedModel) -> None
     wanted = loaded.model.width, loaded.info.vocab_size
     if found != wanted:
         raise CheckpointError(
-            f"{folder}: a head for a model of width {found[0]} and {found[1]} tokens, and this "
-            f"has {wanted[0]} and {wanted[1]}; take the one that was trained for it"
+            f"{folder}: the head is for a model of width {found[0]} and {found[1]} tokens, and "
+            f"this model has {wanted[0]} and {wanted[1]}; use the head that was trained for it"
         )
 
 
 def _taps(raw: Mapping[str, object], loaded: LoadedModel) -> tuple[int, ...]:
-    """The layers before which the model's stream is read, where `config.json` does not say so."""
+    """The layers whose inputs an EAGLE-3 head reads, from its config.json or else EAGLE-3's
+    default: an early, a middle and a late layer. Raises CheckpointError if they are not layers of
+    the model, and InvalidConfig for a model with several residual streams."""
     if isinstance(loaded.model, StreamDecoder):
         raise InvalidConfig(
-            f"speculation.method eagle: a head of EAGLE-3 reads one residual stream, and "
-            f"{loaded.info.architecture} has several; take suffix or ngram"
+            "speculation.method eagle: an EAGLE-3 head reads one residual stream, and "
+            f"{loaded.info.architecture} has several; set the method to suffix or ngram"
         )
     num_layers = loaded.info.num_layers
     said = raw.get("eagle_config")
@@ -227,8 +236,8 @@ def _taps(raw: Mapping[str, object], loaded: LoadedModel) -> tuple[int, ...]:
     if not isinstance(taps, list) or not all(
         isinstance(tap, int) and 0 <= tap < num_layers for tap in taps
     ):
-        raise CheckpointError(
-            "config.json: `eagle_aux_hidden_state_layer_ids` must be layers of the model, of which "
+        raise wrong(
+            "`eagle_aux_hidden_state_layer_ids` must be layers of the model, of which "
             f"there are {num_layers}, not {taps!r}"
         )
     return tuple(taps)
@@ -237,23 +246,24 @@ def _taps(raw: Mapping[str, object], loaded: LoadedModel) -> tuple[int, ...]:
 def _mask_token(
     folder: Path, raw: Mapping[str, object], stored: Mapping[str, StoredEntry], vocab_size: int
 ) -> int:
-    """The token that masks are. Raises CheckpointError if the head knows no masks."""
+    """The mask token of a P-EAGLE head. Raises CheckpointError if the head has none."""
     token = raw.get("ptd_token_id", raw.get("pard_token"))
     if "mask_hidden" not in stored or "norm.weight" not in stored:
         raise CheckpointError(
-            f"{folder}: a head that was not trained to guess several tokens at once: it has no "
+            f"{folder}: the head was not trained to draft several tokens in one pass, as it has no "
             "`mask_hidden`; set speculation.method to eagle"
         )
     if not isinstance(token, int) or not 0 <= token < vocab_size:
-        raise CheckpointError(
-            f"config.json: `ptd_token_id`, the token of masks, must be one of {vocab_size}, "
-            f"not {token!r}"
+        raise wrong(
+            f"`ptd_token_id`, the mask token, must be at least 0 and below {vocab_size}, not "
+            f"{token!r}"
         )
     return token
 
 
 def _target_ids(stored: Mapping[str, StoredEntry]) -> Tensor | None:
-    """[V'] The model's tokens by those of the head, of which the file has the differences."""
+    """The model's token by token of the head's smaller vocabulary, [V'] int64; None if both have
+    the same vocabulary. The file stores the differences (d2t)."""
     if "d2t" not in stored:
         return None
     further = stored["d2t"].load(torch.int64)

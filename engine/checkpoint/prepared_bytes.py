@@ -1,7 +1,7 @@
-"""What the weights of a model will take on a CPU, told from its shapes alone.
+"""The bytes that a model's weights will take on a CPU, computed from its shapes.
 
-Padding to whole panels aside, packed weights are as large as others; rounded ones are counted with
-their scales.
+Packed weights are as large as unpacked ones, except for padding to whole panels, which is not
+counted; quantized weights are counted with their scales.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ from baton.kernels.products import int4_weight, int8_weight
 SIZES = {"int8": int8_weight.num_bytes, "int4": int4_weight.num_bytes}
 
 
-def prepared_bytes(model: nn.Module, dtype: str, quantize: str = "none") -> int:
-    """`model` is as its family builds it, without memory."""
+def prepared_bytes(
+    model: nn.Module, dtype: str, quantize: str = "none", *, is_deterministic: bool = False
+) -> int:
+    """The bytes of all weights of `model`, which needs no weights yet, served in `dtype` and
+    quantized by `quantize`."""
     total = 0
     for target, parameter in model.named_parameters():
         prefix, _, name = target.rpartition(".")
@@ -32,7 +35,8 @@ def prepared_bytes(model: nn.Module, dtype: str, quantize: str = "none") -> int:
             num_experts, num_rows, width = parameter.shape
             total += num_experts * SIZES[quantize](num_rows, width, is_gated=name == GATE_UP)
         elif isinstance(module, LatentHeads):
-            total += module.num_prepared * dtype_of(model, target, dtype).itemsize
+            num_prepared = module.num_prepared(is_fixed=is_deterministic)
+            total += num_prepared * dtype_of(model, target, dtype).itemsize
         else:
             total += parameter.numel() * dtype_of(model, target, dtype).itemsize
     return total

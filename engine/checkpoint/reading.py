@@ -1,8 +1,8 @@
-"""Weights put together from the tensors of a checkpoint, one after the other.
+"""Assembles weights from the tensors of a checkpoint, one after the other.
 
-    entries  -->  loaded, cast  -->  laid out as ours  -->  a rank's part of it  -->  stacked
+    entries  -->  loaded, cast  -->  converted to our layout  -->  a rank's part of it  -->  stacked
 
-What was read from is let go as soon as a weight has been made of it.
+The pages of the file are released as soon as a weight has been made from them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ Progress = Callable[[int, int], None]
 
 
 class CheckpointReader:
-    """Reads the entries of a checkpoint that are placed; `progress` is told after each."""
+    """Reads the entries of a checkpoint named by `placements`, and calls `progress` after each.
+    `cutter` cuts out a rank's part; None on a single rank."""
 
     def __init__(
         self,
@@ -44,7 +45,8 @@ class CheckpointReader:
 
     @contextmanager
     def assembled(self, sources: Sequence[WeightPlacement], dtype: torch.dtype) -> Iterator[Tensor]:
-        """A weight of ours, to be read only: a view of its file if it is stored as it is wanted."""
+        """The weight made of `sources`. It must not be written, and is valid within the context: it
+        may be a view of the file, or memory that the next weight reuses."""
         parts = [self._load(source, dtype) for source in sources]
         if len(parts) == 1 and parts[0].is_contiguous():
             yield parts[0]
@@ -55,13 +57,14 @@ class CheckpointReader:
             self._entries[source.source].release()
 
     def skip(self, sources: Sequence[WeightPlacement]) -> None:
-        """They have been read otherwise."""
+        """Count `sources` as read and release their pages: they were read in another way."""
         for source in sources:
             self._count(source)
             self._entries[source.source].release()
 
     def _room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Memory that the next weight gets too: new pages cost more than copying does."""
+        """Memory for a weight, reused for all weights: touching new pages costs more than
+        copying."""
         num_bytes = torch.Size(shape).numel() * dtype.itemsize
         if self._memory.nbytes < num_bytes:
             self._memory = huge_pages.empty((num_bytes,), torch.uint8)
@@ -83,7 +86,7 @@ class CheckpointReader:
             self._progress(self._num_bytes, self._total_bytes)
 
     def _bytes_of(self, source: WeightPlacement) -> int:
-        """The bytes of an entry; each matrix of a stack is counted as it is read."""
+        """The bytes of a source in its file; for a matrix of a stack its share of the entry."""
         num_bytes = self._entries[source.source].num_bytes
         if source.is_of_stack and source.expert is not None:
             num_experts, expert = source.shape[0], source.expert

@@ -1,12 +1,12 @@
-"""The dtype that a model is served in.
+"""Chooses the dtype that a model is served in.
 
-    auto    the dtype that config.json declares, else that of the tensors;
-            where that is float16 and the device a CPU: bfloat16
+    auto    the dtype that config.json declares, or else that of the tensors;
+            but bfloat16 on a CPU if that is float16
 
-The compiled operators of a CPU, its int8 and int4 weights among them, compute in bfloat16 and
-float32. Of a float16 checkpoint bfloat16 keeps every magnitude (float16 ends at 65,504) and takes
-as much memory; it has 8 bits of mantissa for 11. Float32 would lose nothing, and take twice the
-memory and twice the time of all that reads weights and KV: who wants it says so.
+The compiled operators of a CPU, including those for int8 and int4 weights, compute in bfloat16 and
+float32. Bfloat16 covers the range of a float16 checkpoint (up to 65,504) in the same memory, with 8
+instead of 11 bits of mantissa. Float32 would lose nothing, but take twice the memory, and twice the
+time for everything that reads weights and KV, so it must be set explicitly.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from baton.core.kv_layout import WIDE
 
 
 def serving_dtype(wanted: str, declared: str, device: str) -> str:
-    """`wanted` is as configured, `declared` the checkpoint's own. Raises CheckpointError for one
-    that nothing is served in."""
+    """The dtype to serve in, from the configured and the checkpoint's declared one. Raises
+    CheckpointError if `wanted` is not supported."""
     if wanted not in ("auto", *WIDE):
         raise CheckpointError(f"dtype {wanted!r}; supported are auto, {', '.join(WIDE)}")
     if wanted != "auto":

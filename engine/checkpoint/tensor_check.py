@@ -1,4 +1,4 @@
-"""Whether a checkpoint has the tensors of its model, by name, shape and dtype."""
+"""Checks that a checkpoint has the tensors of its model, by name, shape and dtype."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def check_tensors(
     config: ModelConfig,
     family: Family,
 ) -> None:
-    """Raises CheckpointError with all that is missing, too much, or of another shape or dtype."""
+    """Raise CheckpointError with all tensors that are missing or unexpected, or have another shape
+    or dtype than expected."""
     wanted = {placement.source: placement.shape for placement in placements}
     missing = sorted(wanted.keys() - entries.keys())
     unexpected = sorted(
@@ -47,16 +48,17 @@ def check_tensors(
     }
     if any(problems.values()):
         raise CheckpointError(
-            f"the checkpoint is no {config.architecture} of its config.json: "
+            f"the checkpoint is not the {config.architecture} that its config.json describes: "
             + "; ".join(f"{what}: {_first(names)}" for what, names in problems.items() if names)
         )
     if any(family.is_of_further_layer(name, config.num_layers) for name in entries):
-        logger.info("layers behind the last, which predict further tokens, are not loaded")
+        logger.info("MTP layers, which predict further tokens, are not loaded with the model")
 
 
 def _is_redundant(name: str, config: ModelConfig, family: Family) -> bool:
-    """Old checkpoints store buffers, and some with a tied head, or one for labels, store a head as
-    well; others have layers that plain decoding does without, or see as well as read."""
+    """Whether a tensor may be ignored: a buffer of an old checkpoint; a head of a model whose head
+    is tied or classifies; an MTP layer; a part that this family does not use, such as a vision
+    encoder."""
     has_no_own_head = config.tie_word_embeddings or config.num_labels is not None
     return (
         name.endswith(family.buffers)

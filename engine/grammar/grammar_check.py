@@ -1,16 +1,16 @@
-"""Grammars as llguidance understands them: bounded, and tied to one model's tokens.
+"""Reads grammars with llguidance, within limits, for one model's tokens.
 
-    Grammar --start--> LLMatcher      the state before the first token, or InvalidRequest: why not
+    Grammar --start--> LLMatcher      the state before the first token, or InvalidRequest and why
 
-The gateway refuses a bad grammar here before anything runs; the engine goes on from the state
-(`engine/grammar/structured_output.py`). Free of torch, which a gateway does not load.
+The gateway refuses a bad grammar with this before anything runs; the engine continues from the
+state (`engine/grammar/structured_output.py`). Does not import torch, which a gateway does not load.
 
-A grammar comes from a client and may be hostile. llguidance counts what it does, so a state too
-costly to compute is an error of that request alone. Its own limits are for who trusts the grammar:
-they allow seconds a token and hundreds of megabytes.
+A grammar comes from a client and may be hostile. llguidance counts its own work, so a state that is
+too costly to compute is an error of that request alone. Its default limits are meant for trusted
+grammars: they allow seconds per token and hundreds of megabytes.
 
-What it does not count, the length of repetitions, the depth of references and the time that
-intersections take, is bounded by `engine/grammar/grammar_size.py` and
+llguidance does not count the length of repetitions, the depth of references and the time that
+intersections take. These are bounded by `engine/grammar/grammar_size.py` and
 `engine/grammar/grammar_readers.py`.
 """
 
@@ -32,36 +32,40 @@ if TYPE_CHECKING:
 
 MAX_SOURCE_BYTES = 64 * 1024
 MAX_GRAMMAR_SYMBOLS = 20_000
-"""Reading takes time quadratic in them, a second at the limit: an object of 2000 properties."""
+"""Reading a grammar takes time quadratic in its symbols: a second at the limit, which is an object
+of 2000 properties."""
 MAX_ROW_ITEMS = 640
-"""Ways to read the output so far. An ambiguous grammar's next token takes time quadratic in them, a
-tenth of a second at the limit. Each optional property still to come is four of them."""
+"""Most parse items per token, the ways to parse the output so far. The next token of an ambiguous
+grammar takes time quadratic in them, a tenth of a second at the limit. An optional property that
+may still follow takes four of them."""
 MAX_STEP_ITEMS = 20_000
 """Most parse items of a step, over all tokens that may come next."""
 MAX_LEXER_STATES = 20_000
-"""One to two kilobytes each."""
+"""Most states of the lexer; each takes one to two kilobytes."""
 MAX_LEXER_FUEL = 200_000
-"""Steps to build the automata of regular expressions."""
+"""Most steps to build the automata of regular expressions."""
 MAX_INTERSECTED = 16
-"""Expressions that must hold at once: every one doubles what llguidance does between two counts."""
+"""Most expressions that must match at once. Each doubles the work that llguidance does between two
+checks of its limits."""
 MAX_REASON_LEN = 400
 MAX_READ = 32
-"""Grammars that are kept as they were before their first token: reading one that has 20 tools takes
-tens of milliseconds."""
+"""Number of recent grammars whose state before the first token is cached: reading a grammar of 20
+tools takes tens of milliseconds."""
 
 JSON_LAYOUT: JsonCompileOptions = {
     "whitespace_flexible": False,
     "item_separator": ", ?",
     "key_separator": ": ?",
 }
-"""One space or none behind a separator, and no other whitespace outside strings: models were taught
-to write the space, and a weak one given more freedom would write blanks until its limit."""
+"""At most one space after a separator, and no other whitespace outside strings: models are trained
+to write that space, and with free whitespace a weak model may write blanks up to its token
+limit."""
 
 
 class GrammarChecker:
-    """Knows one model's tokens. Safe to use from several threads.
+    """Reads and checks grammars for one model's tokens. Safe to use from several threads.
 
-    `read_tokenizer` returns the text of `tokenizer.json`; it is called once, by the first grammar.
+    `read_tokenizer` returns the text of `tokenizer.json`; it is called once, for the first grammar.
     """
 
     def __init__(
@@ -85,9 +89,11 @@ class GrammarChecker:
             raise InvalidRequest(error.message, field=field) from None
 
     def start(self, grammar: Grammar) -> LLMatcher:
-        """Raises InvalidRequest for what is no grammar, or one beyond the limits.
+        """The state of a grammar before its first token; a copy of the cached one if the grammar
+        was read before, as requests with the same tools have the same grammar.
 
-        A copy, where it was read before: requests with the same tools have the same grammar.
+        Raises InvalidRequest if the grammar is malformed or exceeds the limits, and Overloaded if
+        reading it takes too long.
         """
         with self._lock:
             if (known := self._read.get(grammar)) is not None:
@@ -97,7 +103,7 @@ class GrammarChecker:
         check_size(grammar)
         _refuse_intersections(grammar)
         tokens = self._known_tokens()
-        # Imported here, as the tokens were: only who uses grammars needs the package.
+        # Imported here because only deployments that use grammars need the package.
         from llguidance import LLMatcher
 
         notation, limits = _notation(grammar), _limits()
@@ -119,7 +125,8 @@ class GrammarChecker:
 
 
 def next_tokens(matcher: LLMatcher) -> bytes:
-    """One bit a token of the tokenizer, lowest first, in whole 32-bit words."""
+    """The mask of allowed next tokens: one bit per token of the tokenizer, lowest first, padded to
+    whole 32-bit words. Raises InvalidRequest if no token is allowed or the matcher has failed."""
     mask = matcher.compute_bitmask()
     raise_if_failed(matcher)
     if not any(mask):
@@ -128,12 +135,14 @@ def next_tokens(matcher: LLMatcher) -> bytes:
 
 
 def raise_if_failed(matcher: LLMatcher) -> None:
+    """Raise InvalidRequest if the matcher is in an error state."""
     if matcher.is_error():
         raise InvalidRequest(f"the grammar cannot be followed: {_reason(matcher.get_error())}")
 
 
 def _read_tokens(tokenizer_json: str, eos_token_ids: list[int]) -> LLTokenizer:
-    """Takes a second for a large vocabulary."""
+    """Build llguidance's tokenizer; takes a second for a large vocabulary. Raises InvalidRequest
+    if the package is missing or the tokenizer is not supported."""
     try:
         from llguidance import LLTokenizer
     except ImportError:
@@ -149,8 +158,9 @@ def _read_tokens(tokenizer_json: str, eos_token_ids: list[int]) -> LLTokenizer:
 
 
 def _refuse_intersections(grammar: Grammar) -> None:
-    """Refuse grammars with too much that may intersect, counted in the source; patterns without any
-    are free. Lark may embed JSON."""
+    """Raise InvalidRequest if the source has too many expressions that may have to match at once:
+    `&` in Lark, and patterns of a schema that can be combined by allOf or $ref. A Lark grammar may
+    embed JSON schemas, so these are counted in both."""
     is_json, plain = grammar.kind is GrammarKind.JSON_SCHEMA, grammar.source
     if grammar.kind is GrammarKind.LARK and plain.count("&") >= MAX_INTERSECTED:
         raise InvalidRequest(f"a grammar may have at most {MAX_INTERSECTED - 1} '&'")
@@ -200,7 +210,8 @@ def _limits() -> LLParserLimits:
 
 
 def _reason(message: str) -> str:
-    """What is wrong, without the grammar, or llguidance's own state, that is quoted around it."""
+    """The reason in an error message of llguidance, without the grammar or internal state that it
+    quotes."""
     if message.startswith("NoExtension"):
         return "it has no sentence that this model's tokens can write"
     first, *others = message.strip().splitlines() or ["unknown"]

@@ -1,9 +1,9 @@
-"""Threads to read grammars in, with a deep stack and little patience.
+"""Reads grammars in threads that have a large stack, with a time limit.
 
-llguidance reads a grammar by recursion, as deep as its references chain, and a stack that overflows
-ends the process. And some grammars, intersections of many expressions, it would read for hours.
-Python cannot end a thread: one that takes too long is left behind, and only so many can be. Free of
-torch.
+llguidance reads a grammar recursively, as deep as its references are nested, and a stack overflow
+would end the process. Other grammars, intersections of many expressions, would take it hours. As
+Python cannot end a thread, one that takes too long is abandoned, and the number of threads is
+limited. Does not import torch.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from baton.core.errors import Overloaded
 T = TypeVar("T")
 
 STACK_BYTES = 512 << 20
-"""Bytes of address space; memory is taken as it is used. A level of a grammar takes up to 10 kB of
-stack and at least 6 bytes of source."""
+"""Stack size of a thread. It is address space only; memory is allocated as it is used. A nesting
+level of a grammar takes up to 10 kB of stack and at least 6 bytes of source."""
 MAX_READ_S = 10.0
 MAX_READERS = 4
 
 _STACK_SIZE = threading.Lock()
-"""Python has one size for the stacks of all the threads that it starts."""
+"""Guards the stack size of new threads, which is one setting for the whole process."""
 
 
 class GrammarReaders:
@@ -35,8 +35,11 @@ class GrammarReaders:
         self._free = threading.BoundedSemaphore(max_readers)
 
     def read(self, grammar: Callable[[], T]) -> T:
-        """Raises Overloaded if it takes too long, as a good one may on a busy machine, or if all
-        readers are at it."""
+        """Call `grammar` in a thread of its own and return its result, or raise its exception.
+
+        Raises Overloaded if that takes too long, as it may for a good grammar on a busy machine, or
+        if all threads are busy for that long.
+        """
         if not self._free.acquire(timeout=self._max_read_s):
             raise Overloaded("too many grammars are being read; try again later")
         reading: Future[T] = Future()

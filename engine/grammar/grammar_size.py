@@ -1,11 +1,11 @@
-"""How long a grammar's expressions are once their counted repetitions are written out.
+"""Computes how long a grammar's expressions are once their counted repetitions are written out.
 
     a{3}  ->  aaa  ->  3        ((a{1000}){1000}){1000}  ->  1,000,000,000
 
-llguidance builds automata of about that size, and what that takes, before it counts anything: a
-few bytes from a client can ask for all the memory of a machine. Repetitions of a grammar's rules,
-of items in JSON for instance, are kept as counts and free. Sizes are an upper bound, for quotes and
-names are read loosely; they stop at `TOO_LARGE`. Free of torch.
+llguidance builds automata of about that size before it checks any limit, so a few bytes from a
+client could take all memory of a machine. Repetitions of grammar rules, such as items in JSON, are
+stored as counts and cost nothing here. Sizes are upper bounds, as quotes and names are parsed
+loosely, and are capped at `TOO_LARGE`. Does not import torch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _UNICODE_ESCAPE = re.compile(r"\\u00([0-7][0-9A-Fa-f])")
 
 
 def check_size(grammar: Grammar) -> None:
-    """Raises InvalidRequest for a grammar beyond MAX_SIZE."""
+    """Raise InvalidRequest if an expression of the grammar is larger than MAX_SIZE."""
     match grammar.kind:
         case GrammarKind.REGEX:
             sizes = iter((expression_size(grammar.source),))
@@ -43,8 +43,9 @@ def check_size(grammar: Grammar) -> None:
 
 
 def expression_size(source: str, size_by_name: dict[str, int] | None = None) -> int:
-    """The size of an expression; with names, of a definition in Lark's notation, quotes and all."""
-    totals, lasts = [0], [0]  # per open group: size so far, and of its last part
+    """The size of a regular expression or, with `size_by_name`, of a definition in Lark's notation
+    that uses these names."""
+    totals, lasts = [0], [0]  # per open group: its size so far, and the size of its last part
     at = 0
     while at < len(source):
         if source[at] == "(":
@@ -75,7 +76,7 @@ def _times(size: int, count: re.Match[str]) -> int:
 
 
 def _part(source: str, at: int, size_by_name: dict[str, int] | None) -> tuple[int, int]:
-    """The size of what stands at `at`, and where it ends. Signs have none."""
+    """The size of the element at `at`, and where it ends. Operators have size 0."""
     if escape := _ESCAPE.match(source, at):
         return 1, escape.end()
     if source[at] == "[" and size_by_name is None:
@@ -99,7 +100,8 @@ def _class_end(source: str, at: int) -> int:
 
 
 def _patterns(source: str) -> Iterator[str]:
-    """The expressions of a JSON schema, in whatever place; llguidance says what else is wrong."""
+    """All regular expressions in a JSON schema, at any depth; none if it is not valid JSON, which
+    llguidance reports."""
     try:
         left = [json.loads(source)]
     except (ValueError, RecursionError):
@@ -117,8 +119,9 @@ def _patterns(source: str) -> Iterator[str]:
 
 
 def _definition_sizes(source: str) -> dict[str, int]:
-    """Size of each definition by name, with those it uses written out; recursion counts once."""
-    source = _UNICODE_ESCAPE.sub(lambda match: chr(int(match[1], 16)), source)  # of embedded JSON
+    """The size of each definition by name, with the definitions it uses written out; a recursive
+    use counts as 1."""
+    source = _UNICODE_ESCAPE.sub(lambda match: chr(int(match[1], 16)), source)  # in embedded JSON
     starts = list(_DEFINITION.finditer(source))
     ends = [start.start() for start in starts[1:]] + [len(source)] * bool(starts)
     body_by_name = {
@@ -130,7 +133,7 @@ def _definition_sizes(source: str) -> dict[str, int]:
         while path:
             name = path[-1]
             if name not in sizes:
-                sizes[name] = 1  # for those that lead back here
+                sizes[name] = 1  # for recursive uses
                 used = dict.fromkeys(_NAME.findall(body_by_name[name]))
                 path.extend(other for other in used if other in body_by_name and other not in sizes)
             else:
@@ -139,7 +142,8 @@ def _definition_sizes(source: str) -> dict[str, int]:
 
 
 def _definition_size(name: str, body: str, sizes: dict[str, int]) -> int:
-    """The size of a terminal, or what embeds JSON; of a rule that of its largest expression."""
+    """The size of a terminal or of a definition with an embedded schema; for a rule, the size of
+    its largest expression."""
     if name.isupper() or "%" in body:
         return expression_size(body, sizes)
     expressions = [match[1] for match in _LITERAL.finditer(body) if match[1]]

@@ -1,9 +1,9 @@
-"""The matchers of a service's requests: compiled beside its event loop, never on it.
+"""Compiles the grammars of a service's requests in threads beside its event loop.
 
     begin(grammar) --a thread--> at the grammar's start --behind(output)--> ready for the engine
 
-A hostile grammar may take seconds. The threads are these alone, and few: grammars wait for each
-other, nothing else waits for them.
+A hostile grammar may take seconds. A few threads are reserved for grammars, so that only other
+grammars wait for it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ OnFailure = Callable[[BatonError], None]
 
 
 class PendingMatcher:
-    """One request's, on its way. Belongs to the event loop until the engine has the matcher.
+    """One request's matcher while it is being compiled. Belongs to the event loop until the engine
+    has the matcher.
 
-    Cancelling who waits for it cancels it, too.
+    Cancelling a task that waits for it cancels the compilation, too.
     """
 
     def __init__(self, threads: Executor, compile_grammar: Callable[[], TokenMatcher]) -> None:
@@ -37,11 +38,12 @@ class PendingMatcher:
         self._num_accepted = 0
 
     async def is_compiled(self) -> None:
-        """Raises InvalidRequest for a grammar that cannot be followed."""
+        """Wait until the grammar is compiled. Raises InvalidRequest if it cannot be followed."""
         await self._compiled
 
     async def behind(self, output: Sequence[int]) -> TokenMatcher:
-        """The matcher behind `output`, which only grows. Raises InvalidRequest."""
+        """The matcher after it has accepted `output`. A later call must pass the same tokens and
+        perhaps more. Raises InvalidRequest if the grammar does not allow them."""
         matcher = await self._compiled
         tokens = output[self._num_accepted :]
         if tokens:
@@ -50,10 +52,13 @@ class PendingMatcher:
         return matcher
 
     def cancel(self) -> None:
-        """Nobody wants it any more. What runs already runs to its end, unheard."""
+        """Cancel the compilation. If it runs already, it runs to its end and its result is
+        dropped."""
         self._compiled.cancel()
 
     def on_failure(self, tell: OnFailure) -> None:
+        """Call `tell` with the error if the compilation fails; on the event loop."""
+
         def judge(compiled: asyncio.Future[TokenMatcher]) -> None:
             error = None if compiled.cancelled() else compiled.exception()
             if isinstance(error, BatonError):
@@ -66,13 +71,15 @@ class PendingMatcher:
 
 
 class Matchers:
-    """`compiler` is the engine's; None refuses every grammar."""
+    """The compiling threads of one service. `compiler` is the engine's; with None every grammar is
+    refused."""
 
     def __init__(self, compiler: GrammarCompiler | None) -> None:
         self._compiler = compiler
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="baton-grammar")
 
     def begin(self, grammar: Grammar) -> PendingMatcher:
+        """Start to compile a grammar. Must be called on the event loop."""
         return PendingMatcher(self._threads, lambda: self._compile(grammar))
 
     def close(self) -> None:
@@ -81,7 +88,7 @@ class Matchers:
     def _compile(self, grammar: Grammar) -> TokenMatcher:
         if self._compiler is None:
             raise InvalidRequest(
-                "the model served here cannot follow a grammar; leave response_format out",
+                "the model served here does not support grammars; leave response_format out",
                 field="response_format",
             )
         return self._compiler.compile(grammar)

@@ -1,10 +1,11 @@
-"""Following a grammar token by token, with llguidance.
+"""Structured output: follows a grammar token by token with llguidance.
 
     compile -> matcher at its first state --accept--> next state --accept--> ... --accept EOS--> end
 
-Each state's mask is computed as the state is reached, a few hundred microseconds at most times; so
-a grammar that becomes too costly fails in `accept`, for its own request, and filling in masks is a
-copy. V is the number of the model's logits, which need not be that of the tokenizer's tokens.
+A state's mask is computed when the state is reached, which usually takes a few hundred
+microseconds. So a grammar that becomes too costly fails in `accept`, for its own request only, and
+`fill_mask` is a copy. V is the number of the model's logits, which may differ from the tokenizer's
+number of tokens.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class LlGuidanceCompiler:
 
     @classmethod
     def from_folder(cls, folder: Path, info: ModelInfo) -> LlGuidanceCompiler:
-        """`tokenizer.json` is read by the first grammar: a replica without any needs none."""
+        """The compiler for a model folder. `tokenizer.json` is read for the first grammar only, so
+        a replica without grammars needs none."""
         path = folder / "tokenizer.json"
 
         def read_tokenizer() -> str:
@@ -47,7 +49,7 @@ class LlGuidanceCompiler:
                 return path.read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:
                 raise InvalidRequest(
-                    f"{path} cannot be read, so no grammar can: {error}"
+                    f"grammars need the tokenizer, and {path} cannot be read: {error}"
                 ) from error
 
         return cls(
@@ -57,10 +59,11 @@ class LlGuidanceCompiler:
         )
 
     def compile(self, grammar: Grammar) -> LlGuidanceMatcher:
+        """See `GrammarCompiler`."""
         if not self._eos_token_ids:
             raise InvalidRequest(
-                "this model names no end-of-sequence token, so nothing could end a sentence of the "
-                "grammar; leave the grammar out"
+                "this model has no end-of-sequence token, so output that follows a grammar could "
+                "not end; leave the grammar out"
             )
         return LlGuidanceMatcher(
             self._checker.start(grammar), self._vocab_size, self._eos_token_ids
@@ -68,7 +71,7 @@ class LlGuidanceCompiler:
 
 
 class LlGuidanceMatcher:
-    """A `TokenMatcher`."""
+    """A `TokenMatcher` of llguidance."""
 
     def __init__(self, state: LLMatcher, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
         self._state = state
@@ -81,7 +84,7 @@ class LlGuidanceMatcher:
         mask.copy_(self._mask)
 
     def num_allowed(self, tokens: Sequence[int]) -> int:
-        # On a copy: a token that the tokenizer does not know ends the use of what it is asked of.
+        # On a copy, because a token unknown to the tokenizer makes the state unusable.
         return 0 if self._has_ended else int(self._state.deep_copy().validate_tokens(list(tokens)))
 
     def look_ahead(self, tokens: Sequence[int]) -> list[Tensor]:
@@ -93,7 +96,7 @@ class LlGuidanceMatcher:
                 break
             try:
                 scout.accept((token,))
-            except InvalidRequest:  # for the request to find out, should it come to this
+            except InvalidRequest:  # raised by `accept` if the request really gets this token
                 break
             masks.append(scout._mask)
         return masks
@@ -105,11 +108,11 @@ class LlGuidanceMatcher:
             self._mask = self._next_mask()
 
     def _accept_one(self, token: int) -> None:
-        # The end is kept here: llguidance takes an EOS token in some of its final states only.
+        # The end is tracked here: llguidance accepts an EOS token in some of its final states only.
         if token in self._eos_token_ids and (self._has_ended or self._state.is_accepting()):
             self._has_ended = True
         elif self._has_ended:
-            raise InvalidRequest(f"token {token} stands behind the end of the grammar's sentence")
+            raise InvalidRequest(f"token {token} comes after the end of the grammar's output")
         elif not self._state.consume_token(token):
             raise_if_failed(self._state)
 
@@ -125,7 +128,8 @@ def _allows(mask: Tensor, token: int) -> bool:
 
 
 def _resized(mask: Tensor, vocab_size: int) -> Tensor:
-    """`mask` for a model that has logits for fewer, or more, tokens than the tokenizer knows."""
+    """`mask` cut or padded with zeros to the model's number of logits. Raises InvalidRequest if no
+    token is left."""
     size = num_words(vocab_size)
     mask = torch.nn.functional.pad(mask, (0, max(0, size - len(mask))))[:size]
     if num_inside := vocab_size % WORD_BITS:  # tokens of the last word

@@ -65,9 +65,10 @@ class LatentHeads(nn.Module):
 
     weight: nn.Parameter | LatentWeights
 
-    def __init__(self, shape: LatentShape) -> None:
+    def __init__(self, shape: LatentShape, *, is_always_absorbed: bool = False) -> None:
         super().__init__()
         self.shape = shape
+        self.is_always_absorbed = is_always_absorbed
         rows = shape.num_heads * (shape.nope_dim + shape.value_dim)
         self.weight = nn.Parameter(torch.empty(rows, shape.latent_dim, device="meta"), False)
 
@@ -76,20 +77,25 @@ class LatentHeads(nn.Module):
         """Bytes that a pass reads."""
         return self.weight.nbytes
 
-    @property
-    def num_prepared(self) -> int:
-        """Numbers of the prepared weight on a CPU, where U_k is packed in both directions."""
+    def num_prepared(self, *, is_fixed: bool = False) -> int:
+        """Numbers of the prepared weight on a CPU, where each form of attention has its own U_k."""
         shape = self.shape
-        rows = 2 * shape.nope_dim + shape.value_dim
+        num_forms = 1 if is_fixed or self.is_always_absorbed else 2
+        rows = num_forms * shape.nope_dim + shape.value_dim
         return shape.num_heads * rows * shape.latent_dim
 
     def prepared(self, weight: Tensor, *, is_fixed: bool = False) -> LatentWeights:
         """The loaded weight in the form for this device; may keep a reference to it. `is_fixed`:
         attention gives a token the same bits in any pass."""
-        return LatentWeights.of(weight, self.shape, is_fixed=is_fixed)
+        return LatentWeights.of(
+            weight, self.shape, is_fixed=is_fixed, is_always_absorbed=self.is_always_absorbed
+        )
 
 
 class LatentAttention(nn.Module):
+    is_always_absorbed = False
+    """Whether it never expands latents to keys and values."""
+
     def __init__(self, width: int, config: LatentConfig, kind: AttentionKind) -> None:
         """`kind` has the scale of scores, and no window."""
         super().__init__()
@@ -108,7 +114,7 @@ class LatentAttention(nn.Module):
             self.q_b = Linear(config.query_rank, query_width)
         self.kv_a = Linear(width, shape.cached_dim, has_bias=config.has_bias, split=Split.NONE)
         self.kv_a_norm = RmsNorm(shape.latent_dim, NORM_EPS)
-        self.kv_b = LatentHeads(shape)
+        self.kv_b = LatentHeads(shape, is_always_absorbed=self.is_always_absorbed)
         self.out = Linear(
             shape.num_heads * shape.value_dim,
             width,

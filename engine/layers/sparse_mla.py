@@ -24,6 +24,8 @@ from baton.kernels.products.head_linear import head_linear
 
 
 class SparseLatentAttention(LatentAttention):
+    is_always_absorbed = True
+
     def __init__(
         self,
         width: int,

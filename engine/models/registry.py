@@ -10,8 +10,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from baton.core.errors import CheckpointError
-from baton.engine.models.config.description import CLASSIFIER
+from baton.engine.models.config.description import CLASSIFIER, unsupported
 
 if TYPE_CHECKING:
     from baton.engine.models.skeleton.family import Family
@@ -68,8 +67,8 @@ def check_architecture(architecture: str) -> None:
     if architecture not in ARCHITECTURES:
         meant = get_close_matches(architecture, ARCHITECTURES, n=1, cutoff=0.8)
         hint = f" (did you mean {meant[0]}?)" if meant else ""
-        raise CheckpointError(
-            f"config.json: architecture {architecture!r} is not supported{hint}; "
+        raise unsupported(
+            f"architecture {architecture!r} is not supported{hint}; "
             f"known are {', '.join(_FAMILIES)}; most also as ...{CLASSIFIER}"
         )
 

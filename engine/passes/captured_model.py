@@ -1,4 +1,4 @@
-"""What graphs are captured of: a model over its cache, on all ranks that compute it."""
+"""The model, cache and ranks that CUDA graphs are captured from."""
 
 from __future__ import annotations
 
@@ -17,33 +17,37 @@ from baton.engine.passes.graph_capture import Capture, Graph, Outputs, launched_
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CapturedModel:
+    """A model over its KV cache, from which graphs of passes are captured."""
+
     model: Decoder
     cache: KvCache
     spare_block: int
-    """The block of `cache` that rows for nobody write to; no pool counts it."""
+    """The block of `cache` that padding rows write to; it belongs to no pool."""
     capture: Capture
     taps: AuxHiddenStates | None = None
-    """Taps that are in all graphs: what they copy, where nobody reads it, takes less than graphs
-    without them would."""
+    """Hidden states that all graphs copy out. Copying them when nobody reads them costs less than a
+    second set of graphs without them would."""
     ranks: Ranks = ALONE
-    """The ranks that capture at once, this one included."""
+    """The ranks that capture together, this one included."""
 
     @property
     def block_size(self) -> int:
         return self.cache.layout.block_size
 
     def max_context(self, limits: PassLimits) -> int:
-        """Tokens of a request that a graph within such limits may have."""
+        """Most tokens of a request in a graph within these limits."""
         longest, positions = limits.max_blocks * self.block_size, self.model.positions
         return longest if positions is None else min(longest, positions.size)
 
-    def nobody(self, run: int) -> Chunk:
-        """The chunk of a request that is none, of `run` tokens."""
+    def padding(self, run: int) -> Chunk:
+        """A padding chunk of `run` tokens, which belongs to no request and writes to the spare
+        block."""
         return Chunk((0,) * run, 0, (self.spare_block,) * -(-run // self.block_size), run)
 
     def run_of(self, batch: Batch, max_blocks: int, *, has_logits: bool) -> Callable[[], Outputs]:
-        """The pass of `batch`, whose requests may become as long as `max_blocks` hold: grids that
-        follow from lengths then fit all passes, and what is beyond a context ends at once."""
+        """A function that runs the pass of `batch`, to be captured. Kernels are launched with grids
+        for contexts of `max_blocks` blocks, so that the graph fits any pass; parts beyond a
+        request's real context return at once."""
         sequences = batch.sequences
         tables = sequences.block_tables
         shape, start = (len(tables), max_blocks), tables.storage_offset()
@@ -63,10 +67,11 @@ class CapturedModel:
         return run
 
     def graph_of(self, run: Callable[[], Outputs]) -> tuple[Graph, Outputs]:
-        """The graph of `run`, which all ranks capture at once, or none of them does.
+        """The graph of `run` and its outputs. All ranks capture together; if one fails, none has
+        the graph.
 
-        Raises RuntimeError if one cannot, torch.OutOfMemoryError if all it lacks is memory; and
-        what `launched_by_all` raises.
+        Raises torch.OutOfMemoryError if a rank lacks memory, RuntimeError if it fails for another
+        reason, and what `launched_by_all` raises.
         """
         with launched_by_all(self.ranks):
             self.capture.prepare(run)

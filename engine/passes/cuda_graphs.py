@@ -1,29 +1,29 @@
-"""Decode passes as CUDA graphs, one for each of a few numbers of requests, and of tokens of each.
+"""Decode passes as CUDA graphs, captured for some numbers of requests and of tokens per request.
 
     requests of the pass     1 2 3 4 5 ... 8 9 ...           each one new token
     graph that is replayed   1 2 4 4 8 ... 8 16 ...          captured when the engine starts
 
     drafts to be verified    a  a1 a2 a3 | b  b1 | c  c1 c2
     in 4 requests of 4       a  a1 a2 a3 | b  b1 -  - | c  c1 c2 - | 0 0 0 0
-    outputs                  a  a1 a2 a3   b  b1   c  c1 c2   and those of - and 0
+    outputs                  a  a1 a2 a3   b  b1   c  c1 c2   then those of - and 0
 
     fill  ->  StaticBatch, pinned --asynchronously--> device  ->  replay  ->  hidden, logits, taps
 
-A pass of fewer requests than its graph is made up with rows that stand for nobody (0): token 0 at
-the first positions of the spare block, which no pool counts, so that what they write is nobody's. A
-request of fewer tokens than its graph's is made up with more of them (-), as if they were drafts
-that nobody will keep: what they write lies behind all that is known of it, in blocks that it alone
-has, or in the spare block where it has none; and no token before them sees it. Passes with prompts
-have graphs of their own (`baton.engine.passes.mixed_graphs`); more requests or drafts than were
-captured run as the model is written.
+A pass of fewer requests than its graph is padded with rows that belong to no request (0): token 0
+at the first positions of the spare block, which no pool allocates. A request of fewer tokens than
+the graph's is padded with tokens (-) as if they were drafts to be rejected: their KV comes after
+all known tokens of the request, in blocks that it alone holds or in the spare block, and no token
+before them attends to it. Passes with prompts have graphs of their own
+(`baton.engine.passes.mixed_graphs`). Passes with more requests or drafts than were captured run
+without a graph.
 
-Which sizes there are follows from what graphs cost, which is tried before KV takes its memory: as
-many as MAX_GRAPH_BYTES hold (`baton.engine.passes.graph_sizes`). All share one pool of memory, the
-largest being captured first; results lie there until the next pass. `Capture` is what CUDA does, so
-that the rest is tested without it.
+The captured sizes depend on the memory of graphs, which is measured before the KV cache is
+allocated: as many sizes as fit into MAX_GRAPH_BYTES (`baton.engine.passes.graph_sizes`). All graphs
+share one memory pool, and the largest is captured first; outputs stay there until the next pass.
+`Capture` wraps the CUDA calls, so that the rest can be tested without a GPU.
 
-Tensor ranks capture together, as they compute: their sums are in the graphs, and so is the head.
-All of them have the same graphs: one that not all have memory for is nobody's.
+Tensor ranks capture together: graphs contain their all-reduces, and the output head. All ranks have
+the same graphs: one that some rank has no memory for is left out on all.
 """
 
 from __future__ import annotations
@@ -43,28 +43,29 @@ from baton.engine.passes.graph_sizes import all_sizes
 
 logger = logging.getLogger(__name__)
 FEW_ROWS = 128
-"""Rows that take hardly longer than reading the weights: up to so many may be made up."""
+"""Up to this number of rows a pass takes hardly longer than reading the weights, so that padding is
+nearly free."""
 
 
 class DecodeGraphs:
-    """Not thread-safe: there is one pass at a time."""
+    """The graphs of decode passes. Not thread-safe: there is one pass at a time."""
 
     def __init__(self, captured: CapturedModel, batch: StaticBatch) -> None:
-        """Capture graphs of the sizes that the batch's limits name; those that not all ranks have
-        memory for are left out.
+        """Capture graphs of the sizes in the batch's limits. Sizes that some rank has no memory for
+        are left out.
 
-        Raises RuntimeError if there is none, or one cannot be captured at all; and what else
-        `CapturedModel.graph_of` raises.
+        Raises RuntimeError if no graph is left or capturing fails for another reason, and what
+        `CapturedModel.graph_of` raises otherwise.
         """
         self.captured = captured
         self.limits = batch.limits
         self._batch = batch
         self.max_context = captured.max_context(batch.limits)
-        """Tokens of a request, those made up behind it included."""
+        """Most tokens of a request, padding included."""
         self._graphs: dict[GraphSize, tuple[Graph, Outputs]] = {}
         self._last: tuple[Tensor, Tensor] | None = None
         self._decoding: Sequence[Chunk] | None = None
-        """The decoding whose rows, and rows for nobody behind them, lie in the batch."""
+        """The decoding whose rows, followed by padding rows, lie in the batch."""
         sizes = batch.limits.graph_sizes
         sizes = all_sizes(batch.limits) if sizes is None else sizes
         sizes = tuple(size for size in sizes if size.run <= self.max_context)
@@ -80,10 +81,10 @@ class DecodeGraphs:
         if not self._graphs:
             raise RuntimeError("no memory for any graph")
         self.sizes = tuple(size for size in sizes if size in self._graphs)
-        """The passes that there are graphs for; fewest rows first."""
+        """The sizes that there are graphs for, fewest rows first."""
 
     def size_for(self, chunks: Sequence[Chunk]) -> GraphSize | None:
-        """The size of the graph for this pass, if there is one."""
+        """The size of the smallest graph for this pass; None if there is none."""
         is_decoding = isinstance(chunks, Decoding)
         longest = 1 if is_decoding else max([len(chunk.tokens) for chunk in chunks])
         for size in self.sizes:
@@ -99,7 +100,7 @@ class DecodeGraphs:
         return size if is_decode else None
 
     def forward(self, chunks: Sequence[Chunk], size: GraphSize) -> Tensor:
-        """The hidden states [S, D], by the graph of that `size`."""
+        """The hidden states [S, D] of a pass, computed by the graph of `size`."""
         self.captured.capture.await_upload()
         num_outputs = self._fill(chunks, size)
         self.captured.capture.uploading()
@@ -113,14 +114,14 @@ class DecodeGraphs:
         return hidden
 
     def logits_of(self, hidden: Tensor) -> Tensor | None:
-        """Computed in the same graph; None for other hidden states than the last pass's."""
+        """The logits [S, V] that the last graph computed; None if `hidden` is not its result."""
         if self._last is None or hidden is not self._last[0]:
             return None
         return self._last[1]
 
     def _verifies(self, chunks: Sequence[Chunk], size: GraphSize) -> bool:
-        """Whether all tokens' outputs are wanted, those made up find room behind each request, and
-        they are not too many."""
+        """Whether a pass that verifies drafts may use a graph of `size`: outputs of all tokens are
+        wanted, padding fits into each request's context, and there is not too much of it."""
         num_tokens = 0
         for tokens, start, _, num_outputs, _ in chunks:
             num_tokens += len(tokens)
@@ -129,26 +130,27 @@ class DecodeGraphs:
         return size.num_rows <= max(FEW_ROWS, 2 * num_tokens)
 
     def _fill(self, chunks: Sequence[Chunk], size: GraphSize) -> int:
-        """How many outputs are somebody's: the first. Rows for nobody stay as they are while the
-        requests before them go on decoding."""
+        """Write the pass and its padding into the batch; returns how many of the outputs, the first
+        ones, belong to requests. Padding rows are not written again while the same requests go on
+        decoding."""
         num_missing = size.num_requests - len(chunks)
-        made_up = [self.captured.nobody(size.run)] * num_missing
+        filler = [self.captured.padding(size.run)] * num_missing
         if size.run > 1:
             self._decoding = None
-            padded = [self._made_up(chunk, size.run) for chunk in chunks]
+            padded = [self._padded(chunk, size.run) for chunk in chunks]
             lengths = [len(chunk.tokens) for chunk in chunks]
-            self._batch.fill([*padded, *made_up], _somebodys_first(lengths, size))
+            self._batch.fill([*padded, *filler], _padding_last(lengths, size))
             return sum(lengths)
         is_decoding = isinstance(chunks, Decoding)
         if not (is_decoding and chunks is self._decoding):
-            self._batch.fill([*chunks, *made_up])
+            self._batch.fill([*chunks, *filler])
             self._decoding = chunks if is_decoding else None
         if is_decoding:
             self._batch.fill(chunks)
         return len(chunks)
 
-    def _made_up(self, chunk: Chunk, run: int) -> Chunk:
-        """A chunk of `run` tokens that begins as this one."""
+    def _padded(self, chunk: Chunk, run: int) -> Chunk:
+        """`chunk`, padded to `run` tokens."""
         tokens, start, blocks, _, lane = chunk
         num_blocks = -(-(start + run) // self.captured.block_size)
         if len(blocks) < num_blocks:
@@ -156,8 +158,9 @@ class DecodeGraphs:
         return Chunk([*tokens, *[0] * (run - len(tokens))], start, blocks, run, lane)
 
 
-def _somebodys_first(lengths: Sequence[int], size: GraphSize) -> list[int]:
-    """The rows of a pass, those of the first `lengths` tokens of each request before the others."""
+def _padding_last(lengths: Sequence[int], size: GraphSize) -> list[int]:
+    """The rows of a padded pass, reordered: first those of the first `lengths` tokens of each
+    request, then the padding."""
     rows: list[int] = []
     others: list[int] = []
     for request, length in enumerate(lengths):
@@ -170,6 +173,6 @@ def _somebodys_first(lengths: Sequence[int], size: GraphSize) -> list[int]:
 def decode_run(
     captured: CapturedModel, static: StaticBatch, size: GraphSize
 ) -> Callable[[], Outputs]:
-    """A pass of that size, of requests that are none."""
-    batch = static.fill([captured.nobody(size.run)] * size.num_requests)
+    """A function that runs a pass of this size, all of it padding, to be captured."""
+    batch = static.fill([captured.padding(size.run)] * size.num_requests)
     return captured.run_of(batch, static.limits.max_blocks, has_logits=True)

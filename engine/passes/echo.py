@@ -1,12 +1,12 @@
-"""A runner without a model, which notices any KV that is not what it must be.
+"""A runner without a model, for tests: it detects any wrong KV.
 
-Each token's KV cell holds what it was computed from, so a cache can be checked by itself:
+Each token's KV cell holds what it was computed from, so that a cache can be checked on its own:
 
     key   = (token, position, digest, layer)      value = ~key           4 x int64 each
     digest of position p = digest of p-1 * MULTIPLIER + token + 1        mod 2^64
 
-The next token is a function of the last digest, hence of all tokens of the context as they lie in
-the cache. B = blocks of all contexts, S = tokens per block, T = tokens of this pass, L = layers.
+The next token is a function of the last digest, and so of all tokens of the context as the cache
+holds them. B = blocks of all contexts, S = tokens per block, T = tokens of this pass, L = layers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def echo_info(
     eos_token_ids: tuple[int, ...] = (),
     num_layers: int = 1,
 ) -> ModelInfo:
-    """What an echo "model" says about itself."""
+    """The `ModelInfo` of an echo "model"."""
     return ModelInfo(
         architecture="Echo",
         vocab_size=vocab_size,
@@ -53,7 +53,8 @@ def echo_info(
 
 
 def echo_output(tokens: Iterable[int], num_tokens: int, vocab_size: int) -> list[int]:
-    """What an engine with an `EchoRunner` must answer to `tokens`, if it samples greedily."""
+    """The output that an engine with an `EchoRunner` must give for `tokens` with greedy
+    sampling."""
     digest = 0
     for token in tokens:
         digest = _extend(digest, token)
@@ -68,7 +69,7 @@ class EchoRunner:
     """A `baton.engine.passes.runner.Runner` on CPU.
 
     With `is_verifying` every pass reads the KV of all contexts and raises RuntimeError if a cell is
-    wrong; without, only the cell before each chunk is read.
+    wrong; without it, only the cell before each chunk is read.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class EchoRunner:
         is_verifying: bool = True,
         features: DraftFeatures | None = None,
     ) -> None:
-        """`features`: a plane for them in its cache, which somebody else fills."""
+        """`features`: adds a plane of draft features to the cache; the runner does not fill it."""
         self.info = info
         self.cache = KvCache(replace(info.layout(block_size), features=features), num_blocks)
         self.is_verifying = is_verifying
@@ -106,7 +107,8 @@ class EchoRunner:
         return _tensor(outputs).view(-1, 1)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """`hidden` is the digest [S, 1] up to each token, which names the next one."""
+        """Logits [S, V] that make the next token certain. `hidden` [S, 1] is the digest after each
+        token, from which the next one follows."""
         next_tokens = [
             _next_token(digest & _MASK, self.info.vocab_size) for (digest,) in hidden.tolist()
         ]

@@ -1,5 +1,5 @@
-"""Whether a pass has latents that are expanded (`baton.kernels.latent_attention`): a form that is
-chosen by lengths, and that neither a tape nor a graph has."""
+"""Whether a pass computes latent attention in expanded form (`baton.kernels.latent_attention`). The
+form is chosen by lengths; tapes and graphs only have the absorbed one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from baton.kernels.latent_attention.latent_heads import LatentShape
 
 
 def has_expanded(chunks: Sequence[Chunk], latent: LatentShape | None, item_bytes: int) -> bool:
-    """Whether the latents of any request are. `latent` is their shape; None: there are none, or
-    they have one form."""
+    """Whether any request's latent attention is computed in expanded form. `latent` is its shape;
+    None for a model without latent attention, or with a fixed form."""
     if latent is None or isinstance(chunks, Decoding):
         return False
     return any(

@@ -1,11 +1,11 @@
-"""Capturing a pass as a graph: what CUDA does, and what ranks that sum in it have to agree on.
+"""Captures a pass as a CUDA graph, on all ranks whose all-reduces it contains.
 
-    prepare     the pass is launched once     a rank that cannot: all raise, for the others' devices
-                                              would wait in its sums for ever
-    capture     it is launched into a graph   a rank that cannot: nobody has this graph; no device
-                                              computes meanwhile, so all go on
+    prepare     the pass is launched once     if it fails on one rank, all raise: the other devices
+                                              would wait for its all-reduces for ever
+    capture     it is launched into a graph   if it fails on one rank, no rank has this graph; no
+                                              device computes meanwhile, so all can go on
 
-`Capture` is CUDA's part, so that the rest is tested without it.
+`Capture` wraps the CUDA calls, so that the rest can be tested without a GPU.
 """
 
 from __future__ import annotations
@@ -27,27 +27,30 @@ Outputs = tuple[Tensor, ...]
 
 class Graph(Protocol):
     def replay(self) -> None:
-        """Compute again what was captured, from what lies in the same memory now."""
+        """Run the captured pass again, on the present content of its input tensors."""
 
 
 class Capture(Protocol):
     def prepare(self, run: Callable[[], Outputs]) -> None:
-        """Launch it, and wait for nobody: what is built or allocated on first use then is there."""
+        """Launch `run` once, without waiting for the device, so that everything that is compiled or
+        allocated on first use is ready before the capture."""
 
     def __call__(self, run: Callable[[], Outputs]) -> tuple[Graph, Outputs]:
-        """Its memory may be used again once the graph is gone."""
+        """Capture `run`. The outputs are in memory of the graph, which is reused when it is
+        gone."""
 
     def await_upload(self) -> None:
-        """Wait until the device has read what was last to be uploaded."""
+        """Wait until the device has read the last upload, so that host buffers may be written."""
 
     def uploading(self) -> None:
-        """All of a pass is on its way."""
+        """Note that all uploads of a pass have been enqueued."""
 
 
 @contextmanager
 def launched_by_all(ranks: Ranks) -> Iterator[None]:
-    """Around what each rank launches of a pass, without waiting for it. Raises as `tried_by_all`,
-    but InvalidConfig if one of several ranks cannot: nobody can go on."""
+    """A context in which each rank launches its part of a pass without waiting for the device.
+    Raises what `tried_by_all` raises, except that with several ranks a failure of one becomes
+    InvalidConfig, because none can go on."""
     try:
         with tried_by_all(ranks):
             yield
@@ -57,13 +60,13 @@ def launched_by_all(ranks: Ranks) -> Iterator[None]:
         if not isinstance(ranks, RankGroup):
             raise
         raise InvalidConfig(
-            f"a decode pass could not be launched on all ranks ({error}), and the others are amid "
-            "it; if memory is what is missing, lower cache.memory_fraction or scheduler.max_running"
+            f"a decode pass could not be launched on all ranks ({error}), while the others are "
+            "computing it; if memory is short, lower cache.memory_fraction or scheduler.max_running"
         ) from error
 
 
 class CudaCapture:
-    """CUDA's graphs, on one device."""
+    """A `Capture` on one CUDA device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -72,14 +75,14 @@ class CudaCapture:
         self._read = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def prepare(self, run: Callable[[], Outputs]) -> None:
-        torch.cuda.synchronize(self._device)  # the batch is uploaded
+        torch.cuda.synchronize(self._device)  # until the batch is uploaded
         with torch.cuda.stream(self._stream):
             run()
 
     def __call__(self, run: Callable[[], Outputs]) -> tuple[Graph, Outputs]:
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
-        # Other threads go on: NCCL's asks how its events are, which would else end the capture.
+        # NCCL's thread queries its events meanwhile, which would fail a capture in global mode.
         mode = "thread_local"
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=mode):
             outputs = run()
@@ -93,7 +96,7 @@ class CudaCapture:
 
 
 def free_bytes(device: torch.device) -> int:
-    """The free bytes of a GPU, with nothing kept for later use."""
+    """The free bytes of a GPU, with nothing cached by torch's allocator."""
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)

@@ -1,4 +1,4 @@
-"""Whether decode graphs give what the model gives, which is asked once they are captured."""
+"""Checks after capture that decode graphs give the same results as the model."""
 
 from __future__ import annotations
 
@@ -15,18 +15,22 @@ from baton.engine.passes.cuda_graphs import DecodeGraphs
 from baton.engine.passes.graph_capture import launched_by_all
 
 TOLERANCE = 2e-2
-"""Relative, between a graph and the model: products may be split otherwise for other sizes."""
+"""Relative tolerance between a graph and the model: products may be split differently for other
+sizes."""
 CHECKED_TOKENS = 640
-"""Tokens of the longest context that graphs are checked with: several splits, and many blocks."""
+"""Length of the longest context in the check: enough for several splits and many blocks."""
 
 
 def disagreement(graphs: DecodeGraphs) -> str | None:
-    """What is wrong with the graphs of any rank: the smallest, one between and the largest of those
-    that decode, and of those that verify drafts, over contexts from a single token to many blocks.
-    The blocks that this takes are zero again afterwards.
+    """The reason why the graphs of some rank are wrong; None if all are right. A collective over
+    the ranks.
 
-    Raises InvalidConfig if several ranks cannot launch a pass, and RanksApart: nothing more is
-    launched then, for devices may wait for each other.
+    Of the graphs that decode, and of those that verify drafts, the smallest, a middle one and the
+    largest are compared with the model, over contexts from one token to many blocks. The blocks
+    used for it are zeroed afterwards.
+
+    Raises InvalidConfig if one of several ranks cannot launch a pass, and RanksApart if ranks no
+    longer agree; nothing more is launched then, as devices may wait for each other.
     """
     cache, ranks = graphs.captured.cache, graphs.captured.ranks
     past = past_of(graphs.max_context, cache)
@@ -42,11 +46,12 @@ def disagreement(graphs: DecodeGraphs) -> str | None:
             cache.clear_tail(block, plane, 0)
     if all(said_by_all(ranks, not reason)):
         return None
-    return reason or "those of another rank gave something else than the model"
+    return reason or "the graphs of another rank gave other results than the model"
 
 
 def _difference(graphs: DecodeGraphs, past: range) -> str:
-    """No size is left out once one is wrong: other ranks compute them, too."""
+    """The reason, or an empty text. All sizes are computed even after one is wrong, because other
+    ranks compute them, too."""
     captured, reason = graphs.captured, ""
     model, cache, taps, ranks = captured.model, captured.cache, captured.taps, captured.ranks
     with launched_by_all(ranks):
@@ -66,7 +71,7 @@ def _difference(graphs: DecodeGraphs, past: range) -> str:
             if not all(map(agree, found, expected)):
                 reason = (
                     f"the graph of {size.num_requests} requests of {size.run} tokens gave "
-                    "something else than the model"
+                    "other results than the model"
                 )
     return reason
 
@@ -83,13 +88,13 @@ def _checked(sizes: Sequence[GraphSize]) -> list[GraphSize]:
 
 
 def past_of(max_context: int, cache: KvCache) -> range:
-    """The blocks of a context that others go on from: half of those that there are, at most."""
+    """The blocks of a context that the checked requests share; at most half of the cache."""
     size = cache.layout.block_size
     return range(min(-(-CHECKED_TOKENS // size), max_context // size - 1, cache.num_blocks // 2))
 
 
 def write_past(past: range, captured: CapturedModel) -> None:
-    """Let the model compute that context."""
+    """Compute the KV of the shared context with the model."""
     if past:
         size, cache = captured.block_size, captured.cache
         tokens = [1 + place % 7 for place in range(len(past) * size)]
@@ -98,18 +103,16 @@ def write_past(past: range, captured: CapturedModel) -> None:
 
 
 def _own_blocks(size: GraphSize, cache: KvCache) -> int:
-    """Blocks that a request's new tokens lie in."""
+    """The number of blocks for a request's new tokens."""
     return -(-size.run // cache.layout.block_size)
 
 
 def _checked_rows(
     size: GraphSize, past: range, first_own: int, captured: CapturedModel
 ) -> list[Chunk]:
-    """Requests that share a past, each up to another block, and then have blocks of their own, from
-    `first_own` on; of drafts one has fewer than the next.
-
-    Those that no block is left for are as rows for nobody.
-    """
+    """Requests that share the blocks of `past`, each up to another block, and have blocks of their
+    own after that, from `first_own` on. Their numbers of draft tokens differ. Once no block is
+    left, the rest are padding."""
     rows: list[Chunk] = []
     cache, num_own = captured.cache, _own_blocks(size, captured.cache)
     for row in range(size.num_requests):
@@ -121,9 +124,10 @@ def _checked_rows(
         start = len(shared) * captured.block_size
         rows.append(Chunk(tokens, start, (*shared, *own), len(tokens)))
     num_missing = size.num_requests - len(rows)
-    return rows + [captured.nobody(size.run)] * num_missing
+    return rows + [captured.padding(size.run)] * num_missing
 
 
 def agree(found: Tensor, wanted: Tensor) -> bool:
+    """Whether all values differ by at most `TOLERANCE` times the largest one."""
     limit = TOLERANCE * float(wanted.float().abs().max())
     return bool(((found.float() - wanted.float()).abs() <= limit).all())

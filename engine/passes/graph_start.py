@@ -1,11 +1,12 @@
-"""Graphs when an engine starts: what they cost is tried, they are captured, and checked.
+"""Measures, captures and checks CUDA graphs when an engine starts.
 
-    try_graphs        two of either kind over a scratch cache, before KV takes its memory
-    capture_passes    those that fit, over the cache itself; a few are compared with the model
+    try_graphs        measures the memory of graphs by two of each kind, over a scratch cache,
+                      before the KV cache is allocated
+    capture_passes    captures those that fit, over the real cache; compares a few with the model
 
-All ranks of an engine call each at once: they have the same graphs, or none has any. Those of
-passes with prompts are captured behind those that decode, into the same memory; without them such
-passes run as the model is written, and the others are graphs all the same.
+Both are collectives: all ranks of an engine call them together, and all have the same graphs or
+none. Graphs of passes with prompts are captured after those that decode, into the same memory. If
+that fails, passes with prompts run without graphs, and decode passes still use theirs.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ MIXED_ARE_SLOW = "passes with prompts run without graphs, which is slower if the
 
 @dataclass(frozen=True, slots=True)
 class PassGraphs:
-    """The graphs of a rank."""
+    """The graphs of a rank; None for a kind of pass that runs without."""
 
     decode: DecodeGraphs | None = None
     mixed: MixedGraphs | None = None
@@ -50,19 +51,21 @@ class PassGraphs:
 
 @dataclass(frozen=True, slots=True)
 class TriedCosts:
+    """Measured memory of graphs."""
+
     decode: GraphCosts
     mixed: GraphCosts | None
-    """Beside the others. None: such a pass cannot be captured, or is not to be."""
+    """Passes with prompts, in addition to `decode`; None if they cannot be captured."""
 
 
 def try_graphs(
     captured: CapturedModel, batch: StaticBatch, free_bytes: Callable[[], int]
 ) -> TriedCosts | None:
-    """What graphs over such a cache cost, by two of either kind, which are gone afterwards.
+    """The memory of graphs over such a cache, measured by capturing two of each kind, which are
+    freed afterwards. None on all ranks, with a warning in the log, if one of them cannot capture.
 
-    `free_bytes` are those of the device with nothing kept for later use: what passes before left
-    with the allocator would else count as taken by no graph, and be missing from what they cost.
-    None on all ranks, said in the log, if a pass cannot be captured by one.
+    `free_bytes` returns the free memory of the device with nothing cached by the allocator;
+    otherwise graphs would reuse memory of earlier passes and seem to cost less.
     """
     largest = largest_size(batch.limits)
     half = largest._replace(num_requests=-(-largest.num_requests // 2))
@@ -73,7 +76,7 @@ def try_graphs(
 
 
 def _try_mixed(trial: _Trial, limits: PassLimits) -> GraphCosts | None:
-    """The same of passes with prompts, while the others are there."""
+    """The memory of graphs of passes with prompts, measured while the others exist."""
     captured = trial.captured
     longest = captured.max_context(limits)
     sizes = [size for size in all_mixed_sizes(limits) if size <= longest]
@@ -85,7 +88,7 @@ def _try_mixed(trial: _Trial, limits: PassLimits) -> GraphCosts | None:
 
 
 class _Trial:
-    """Graphs that are captured to see what they take, and kept for as long as it lasts."""
+    """Captures graphs to measure their memory. They live as long as this object."""
 
     def __init__(self, captured: CapturedModel, free_bytes: Callable[[], int]) -> None:
         self.captured = captured
@@ -95,8 +98,9 @@ class _Trial:
     def costs(
         self, largest: GraphSize, runs: Iterable[Callable[[], Outputs]], without: str
     ) -> GraphCosts | None:
-        """The costs by two `runs`: the largest pass, and one of half as many requests. None on all
-        ranks if one cannot be captured; the log says what it is to be `without` them."""
+        """The costs, measured by two `runs`: the largest pass, and one of half as many requests.
+        None on all ranks if one cannot be captured; `without` is then logged as a warning, with the
+        error."""
         first, left = len(self._kept), [self._free_bytes()]
         try:
             for run in runs:
@@ -120,14 +124,15 @@ def capture_passes(
     taps: AuxHiddenStates | None = None,
     ranks: Ranks = ALONE,
 ) -> PassGraphs:
-    """None where there is no CUDA; or, said in the log, if a pass cannot be captured by some rank.
+    """Capture and check the graphs of a rank. There are none without CUDA or, with a warning in the
+    log, if some rank cannot capture a pass.
 
-    Nothing lies in the cache yet, nor does afterwards. Raises what `checked_graphs` raises.
+    The cache must be empty, and is empty afterwards. Raises what `checked_graphs` raises.
     """
     if cache.device.type != "cuda" or cache.spare_block is None:
         return PassGraphs()
     if not model.is_capturable:
-        logger.warning(DECODES_ARE_SLOW, "lengths are looked at")
+        logger.warning(DECODES_ARE_SLOW, "a layer of this model reads lengths on the host")
         return PassGraphs()
     if batch.limits.graph_sizes == ():
         return PassGraphs()
@@ -148,7 +153,7 @@ def capture_passes(
 
 
 def checked_mixed(captured: CapturedModel, limits: PassLimits) -> MixedGraphs | None:
-    """As `checked_graphs`, of passes with prompts."""
+    """Like `checked_graphs`, for passes with prompts."""
     longest = captured.max_context(limits)
     sizes = all_mixed_sizes(limits) if limits.mixed_sizes is None else limits.mixed_sizes
     if not captured.model.is_mixed_capturable or not any(size <= longest for size in sizes):
@@ -169,10 +174,11 @@ def checked_mixed(captured: CapturedModel, limits: PassLimits) -> MixedGraphs | 
 
 
 def checked_graphs(captured: CapturedModel, batch: StaticBatch) -> DecodeGraphs | None:
-    """Graphs of the sizes that all ranks could capture, once some of them were compared with the
-    model; None on all ranks, said in the log, if there is none or one of them is wrong.
+    """Graphs of the sizes that all ranks could capture, after some were compared with the model.
+    None on all ranks, with a warning in the log, if there is none or one of them is wrong.
 
-    Raises InvalidConfig if several ranks cannot even launch a pass, and RanksApart.
+    Raises InvalidConfig if one of several ranks cannot even launch a pass, and RanksApart if ranks
+    no longer agree.
     """
     reason: str | None
     try:

@@ -1,4 +1,4 @@
-"""Whether graphs of passes with prompts give what the model gives, asked once they are captured."""
+"""Checks after capture that graphs of passes with prompts give the same results as the model."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from baton.engine.passes.graph_check import agree, past_of, write_past
 from baton.engine.passes.mixed_graphs import MixedGraphs
 
 LEFT_OUT = 3
-"""Tokens of a graph that no request has, where there are more."""
+"""Number of tokens that are padding in the check, if the graph has more."""
 
 
 def mixed_disagreement(graphs: MixedGraphs) -> str | None:
-    """What is wrong with the graphs of any rank: the smallest, one between and the largest, of a
-    request that decodes, a prompt that goes on and one that begins. The blocks that this takes are
-    zero again afterwards.
+    """The reason why the graphs of some rank are wrong; None if all are right. A collective over
+    the ranks.
 
-    Raises InvalidConfig if several ranks cannot launch a pass, and RanksApart: nothing more is
-    launched then, for devices may wait for each other.
+    The smallest, a middle and the largest graph are compared with the model, on a request that
+    decodes, a prompt that is continued and one that begins. The blocks used for it are zeroed
+    afterwards. Raises the same errors as `graph_check.disagreement`.
     """
     cache, ranks = graphs.captured.cache, graphs.captured.ranks
     past = past_of(graphs.max_context, cache)
@@ -33,7 +33,7 @@ def mixed_disagreement(graphs: MixedGraphs) -> str | None:
             write_past(past, graphs.captured)
         for chunks, size in zip(checked, _checked(graphs.sizes), strict=True):
             if chunks and not _is_alike(graphs, chunks, size):
-                reason = f"the graph of {size} tokens gave something else than the model"
+                reason = f"the graph of {size} tokens gave other results than the model"
     except RanksApart:
         raise
     except RuntimeError as error:
@@ -44,7 +44,7 @@ def mixed_disagreement(graphs: MixedGraphs) -> str | None:
             cache.clear_tail(block, plane, 0)
     if all(said_by_all(ranks, not reason)):
         return None
-    return reason or "those of another rank gave something else than the model"
+    return reason or "the graphs of another rank gave other results than the model"
 
 
 def _is_alike(graphs: MixedGraphs, chunks: Sequence[Chunk], size: int) -> bool:
@@ -53,7 +53,8 @@ def _is_alike(graphs: MixedGraphs, chunks: Sequence[Chunk], size: int) -> bool:
     with launched_by_all(ranks):
         hidden = graphs.forward(chunks, size)
         found = (hidden, *(() if taps is None else taps.found))
-        # Of as many tokens: for others products may be split otherwise, and experts chosen.
+        # Padded like the graph: with another number of tokens products may be split differently,
+        # and other experts chosen.
         padded = graphs.padded(chunks, size)
         batch = make_batch(padded, cache.layout.block_size, cache.device)
         wanted: Tensor = model(batch, cache.layers, ignore_layer, taps)
@@ -69,8 +70,8 @@ def _checked(sizes: Sequence[int]) -> list[int]:
 
 
 def _requests(size: int, past: range, graphs: MixedGraphs) -> list[Chunk]:
-    """As many of the three as there is room for: in blocks of their own behind the `past`, which
-    two of them share."""
+    """The three requests, or as many as there are blocks for. They have blocks of their own after
+    those of `past`, which two of them share."""
     block_size, num_blocks = graphs.captured.block_size, graphs.captured.cache.num_blocks
     half = past[: len(past) // 2]
     left = size - 1 - size // 2

@@ -5,16 +5,16 @@
 
     a prompt and two that decode      a a1 a2 a3 | b | c
     in a graph of 8 tokens            a a1 a2 a3 | b | c | 0 0 |  |  |      and so many requests
-    hidden states                     of the tokens that are wanted, then anything
+    hidden states                     of the tokens that are wanted, then of arbitrary ones
 
-Tokens behind the last are a request of nobody, in the spare block; requests behind that one have no
-tokens. Kernels find out on the device which tokens are whose, so a graph does not know how they are
-shared among requests, nor how long these are. The head is not in it: how many rows it is asked for
-differs.
+Padding tokens after the last belong to one padding request, in the spare block; requests after that
+one have no tokens. Kernels read on the device which tokens belong to which request, so a graph fits
+any division into requests of any length. The output head is not in the graph, because the number of
+rows that it is needed for varies.
 
-A pass of so few tokens is computed in less time than it takes to launch it kernel by kernel; larger
-ones run as the model is written, and so does what would be computed in another form (latents that
-are expanded). `StaticBatch`, `Capture` and what ranks agree on are as for decode passes
+Computing a pass of so few tokens takes less time than launching its kernels. Larger passes run
+without a graph, and so do passes with latent attention in expanded form, which graphs do not have.
+`StaticBatch`, `Capture` and the agreement of ranks are as for decode passes
 (`baton.engine.passes.cuda_graphs`).
 """
 
@@ -42,28 +42,29 @@ logger = logging.getLogger(__name__)
 def mixed_batch(
     limits: PassLimits, block_size: int, device: torch.device | str = "cpu"
 ) -> StaticBatch:
-    """The batch that such graphs read: a row more, for nobody, and as many tokens as any has."""
+    """The batch that these graphs read. It has one more request than the limits, for padding, and
+    the tokens of the largest graph."""
     most = max(all_mixed_sizes(limits), default=1)
     limits = replace(limits, max_requests=limits.max_requests + 1, max_tokens=most)
     return StaticBatch(limits, block_size, device)
 
 
 class MixedGraphs:
-    """Not thread-safe: there is one pass at a time."""
+    """The graphs of passes with prompts. Not thread-safe: there is one pass at a time."""
 
     def __init__(self, captured: CapturedModel, batch: StaticBatch) -> None:
-        """Capture graphs of the sizes that the limits of a `mixed_batch` name, the largest first;
-        those that not all ranks have memory for are left out.
+        """Capture graphs of the sizes in the limits of `batch`, a `mixed_batch`, the largest first.
+        Sizes that some rank has no memory for are left out.
 
-        Raises RuntimeError if there is none, or one cannot be captured at all; and what else
-        `CapturedModel.graph_of` raises.
+        Raises RuntimeError if no graph is left or capturing fails for another reason, and what
+        `CapturedModel.graph_of` raises otherwise.
         """
         self.captured = captured
         self.max_requests = batch.limits.max_requests - 1
         self.max_context = captured.max_context(batch.limits)
         self._batch = batch
         dtype = captured.cache.dtype
-        assert dtype is not None, "a model computes over it"
+        assert dtype is not None, "the cache of a model has a dtype"
         self._item_bytes: int = getattr(torch, dtype).itemsize
         self._graphs: dict[int, tuple[Graph, Outputs]] = {}
         sizes = batch.limits.mixed_sizes
@@ -78,11 +79,11 @@ class MixedGraphs:
         if not self._graphs:
             raise RuntimeError("no memory for any graph of passes with prompts")
         self.sizes = tuple(size for size in sizes if size in self._graphs)
-        """Tokens of the passes that there are graphs for; fewest first."""
+        """Numbers of tokens that there are graphs for, fewest first."""
 
     def size_for(self, chunks: Sequence[Chunk]) -> int | None:
-        """The size of the graph for this pass, if there is one: that of the fewest tokens, unless
-        more would be made up than are nearly free."""
+        """The size of the smallest graph for this pass; None if there is none, or if it would need
+        more padding than is nearly free."""
         if isinstance(chunks, Decoding) or len(chunks) > self.max_requests:
             return None
         num_tokens = 0
@@ -97,7 +98,7 @@ class MixedGraphs:
         return None if has_expanded(chunks, latent, self._item_bytes) else size
 
     def forward(self, chunks: Sequence[Chunk], size: int) -> Tensor:
-        """The hidden states [S, D], by the graph of that `size`."""
+        """The hidden states [S, D] of a pass, computed by the graph of `size`."""
         self.captured.capture.await_upload()
         num_outputs = self._fill(chunks, size)
         self.captured.capture.uploading()
@@ -110,13 +111,14 @@ class MixedGraphs:
         return hidden
 
     def padded(self, chunks: Sequence[Chunk], size: int) -> list[Chunk]:
-        """The pass of `size` tokens; nobody's have no outputs."""
+        """The pass, padded to `size` tokens. Padding has no outputs."""
         padding = size - sum(len(chunk.tokens) for chunk in chunks)
-        made_up = [self.captured.nobody(padding)] if padding else []
-        return [*chunks, *(chunk._replace(num_outputs=0) for chunk in made_up)]
+        filler = [self.captured.padding(padding)] if padding else []
+        return [*chunks, *(chunk._replace(num_outputs=0) for chunk in filler)]
 
     def _fill(self, chunks: Sequence[Chunk], size: int) -> int:
-        """How many outputs are somebody's: the first."""
+        """Write the padded pass into the batch; returns how many of the outputs, the first ones,
+        belong to requests."""
         rows: list[int] = []
         stop = 0
         for tokens, _, _, num_outputs, _ in chunks:
@@ -130,8 +132,8 @@ class MixedGraphs:
 def mixed_run(
     captured: CapturedModel, static: StaticBatch, num_tokens: int
 ) -> Callable[[], Outputs]:
-    """A pass of so many tokens, of as many requests as there are rows."""
-    nobody = [captured.nobody(num_tokens)]
-    batch = static.fill(nobody, [0] * num_tokens, static.limits.max_requests)
+    """A function that runs a pass of `num_tokens` padding tokens, to be captured."""
+    padding = [captured.padding(num_tokens)]
+    batch = static.fill(padding, [0] * num_tokens, static.limits.max_requests)
     batch = replace(batch, sequences=replace(batch.sequences, is_captured=True))
     return captured.run_of(batch, static.limits.max_blocks, has_logits=False)

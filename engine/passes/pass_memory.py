@@ -1,17 +1,18 @@
-"""What passes take of a GPU beside weights and KV: known before KV is given the rest.
+"""Measures the GPU memory of passes, besides weights and KV, before the KV cache is allocated.
 
-    free               once the weights are there
-      - activations    of the largest passes: all tokens, of as many as may run or of one, or
-                       drafts alone, each behind as much as a request may have, and a draw for all
+    free               after the weights are loaded
+      - activations    of the largest passes, with sampling: as many tokens as a pass may have, of
+                       many requests, of one, or of drafts, each at the longest context
       - graphs         of the sizes that fit their budget (`baton.engine.passes.graph_sizes`)
       = left           of which `cache.memory_fraction` becomes KV
 
-Both are tried over a scratch cache, which is gone before the real one is made. `Device` is what
-CUDA does, so that the rest is tested without it. Tensor ranks try both together, each on its own
-device, and capture what fits on all of them. Passes of all kinds are run besides: kernels are
-compiled, and libraries make their plans, when they are first met, and requests would wait for that
-(`baton.engine.passes.warm_up`). Where ranks share more than matrices a pass follows from what the
-host says meanwhile: activations are then estimated, and there are no graphs.
+Both are measured over a scratch cache, which is freed before the real one is allocated. `Device`
+wraps the CUDA calls, so that the rest can be tested without a GPU. Tensor ranks measure together,
+each on its own device, and capture what fits on all of them. In addition passes of all kinds are
+run once, because kernels are compiled and libraries make plans on first use, and requests would
+wait for that (`baton.engine.passes.warm_up`). Where the communication in a pass depends on more
+than its shape (`Mesh.has_steady_passes`), activations are estimated instead, and there are no
+graphs.
 """
 
 from __future__ import annotations
@@ -53,20 +54,22 @@ from baton.engine.sampling.sampling_row import SamplingRow
 from baton.kernels.paging.sequences import MAX_RUN
 
 DRAWN = SamplingParams(temperature=1.0, top_p=0.9)
-"""Needs as much as any: its scores are filtered."""
+"""Sampling parameters that need the most memory, as scores are filtered."""
 COPIES_OF_LOGITS = 4
-"""Copies of the logits that a draw has at once, in float32, where it is estimated."""
+"""In the estimate: float32 copies of the logits that exist at once while sampling."""
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassMemory:
+    """GPU memory of passes, and the graphs that it allows for."""
+
     activation_bytes: int = 0
     graph_bytes: int = 0
     graph_sizes: tuple[GraphSize, ...] = ()
-    """The passes that are to be captured."""
+    """The decode passes to capture."""
     mixed_sizes: tuple[int, ...] = ()
-    """Tokens of those with prompts that are."""
+    """The passes with prompts to capture, by number of tokens."""
 
     @property
     def num_bytes(self) -> int:
@@ -74,21 +77,25 @@ class PassMemory:
 
 
 class Device(Protocol):
+    """The device calls that measuring needs."""
+
     def free_bytes(self) -> int:
-        """The free bytes of the device, with nothing kept for later use."""
+        """The free bytes of the device, with nothing cached by the allocator."""
 
     def peak_bytes(self, run: Callable[[], None]) -> int:
-        """How much more than before is taken while it runs."""
+        """How many more bytes than before are allocated at most while `run` runs."""
 
     def scratch(
         self, layout: KvLayout, num_blocks: int, dtype: str, *, is_deterministic: bool
     ) -> KvCache:
-        """A cache with a spare block."""
+        """A temporary cache with a spare block."""
 
     def capture(self) -> Capture: ...
 
 
 class CudaDevice:
+    """A `Device` on CUDA."""
+
     def __init__(self, name: str) -> None:
         self._device = torch.device(name)
 
@@ -122,8 +129,9 @@ def measure(
     device: Device,
     taps: AuxHiddenStates | None = None,
 ) -> PassMemory:
-    """Memory of this rank's passes, which `taps` read; its KV has this layout. Raises InvalidConfig
-    on all of them if none fits. All ranks of an engine call it at once."""
+    """The memory of this rank's passes over KV of `layout`. `taps` are the hidden states that
+    graphs copy out. A collective over the ranks of an engine. Raises InvalidConfig on all ranks if
+    the largest pass does not fit."""
     mesh, ranks = loaded.groups.mesh, loaded.groups.engine
     if not mesh.has_steady_passes:
         return PassMemory(activation_bytes=estimated_bytes(loaded, limits))
@@ -146,7 +154,8 @@ def measure(
         if loaded.info.num_labels is not None:
             return  # nothing is drawn
         rows = [SamplingRow(DRAWN, (0,), ()) for _ in range(len(logits))]
-        drafted = [0] * (len(logits) - 1) if limits.max_drafted else ()  # judged by the rule, too
+        # Drafts are verified by the published rule, which needs the most memory.
+        drafted = [0] * (len(logits) - 1) if limits.max_drafted else ()
         with tried_by_all(ranks):
             draw(logits, SamplingPlan(rows, cache.device, drafted), loaded.info.eos_token_ids)
 
@@ -171,8 +180,8 @@ def measure(
 def _with_graphs(
     passes: PassMemory, limits: PassLimits, tried: TriedCosts | None, ranks: Ranks
 ) -> PassMemory:
-    """With as many graphs as their memory allows on all ranks; those with prompts in what the
-    others leave."""
+    """`passes` with as many graphs as fit into memory on all ranks: decode passes first, then
+    passes with prompts in what they leave."""
     decode = _largest_of(None if tried is None else tried.decode, ranks)
     if decode is None:
         return passes
@@ -199,7 +208,7 @@ def _with_graphs(
 
 
 def _largest_of(costs: GraphCosts | None, ranks: Ranks) -> GraphCosts | None:
-    """On whichever rank graphs cost most; None if one of them has none."""
+    """The largest costs of all ranks; None if one of them has no graphs. A collective."""
     known = GraphCosts(0, 1, 0, 0) if costs is None else costs
     if not all(said_by_all(ranks, costs is not None)):
         return None
@@ -212,12 +221,12 @@ def _largest_of(costs: GraphCosts | None, ranks: Ranks) -> GraphCosts | None:
 
 
 def largest_passes(limits: PassLimits, block_size: int, max_model_len: int) -> list[list[Chunk]]:
-    """As many requests and tokens as may be, some with one token and the rest prompts, and logits
-    of as many drafted tokens; as many tokens of one prompt, for which attention may be another; and
-    drafts of as many requests, for which it is yet another where nobody has more tokens.
+    """The passes that need the most memory: one with as many requests and tokens as allowed, some
+    decoding and the rest prompts, with logits of as many draft tokens; one of a single prompt, for
+    which attention may use another kernel; and one of drafts only, which may use a third.
 
-    Each ends where a request may end: behind so much past that attention is cut into as many pieces
-    as it ever is. What the past holds does not matter, so all of it is block 0, over and over.
+    Each request ends at the longest context, so that attention has as many splits as it ever has.
+    The content of the context does not matter, so all of it is block 0.
     """
     longest = min(limits.max_blocks * block_size, max_model_len)
     lengths = [1] * limits.max_decodes
@@ -238,7 +247,7 @@ def largest_passes(limits: PassLimits, block_size: int, max_model_len: int) -> l
 
 
 def _runs(limits: PassLimits, longest: int, block_size: int) -> list[Chunk]:
-    """Drafts, of as many requests as may be; none if nothing is drafted."""
+    """A pass that verifies drafts of as many requests as allowed; empty if nothing is drafted."""
     num_drafted = -(-limits.max_drafted // limits.max_decodes)
     num_tokens = min(1 + num_drafted, MAX_RUN, limits.max_tokens, longest)
     if num_tokens < 2:
@@ -258,7 +267,8 @@ def _runs(limits: PassLimits, longest: int, block_size: int) -> list[Chunk]:
 def _last_tokens(
     num_tokens: int, context_len: int, block_size: int, first_own: int, num_outputs: int = 1
 ) -> Chunk:
-    """The last tokens of a request, in blocks of its own from `first_own` on."""
+    """The last tokens of a request of `context_len` tokens, in blocks of its own from `first_own`
+    on; the rest of its context is block 0."""
     start = context_len - num_tokens
     num_shared, num_blocks = start // block_size, -(-context_len // block_size)
     own = range(first_own, first_own + num_blocks - num_shared)
@@ -266,8 +276,9 @@ def _last_tokens(
 
 
 def estimated_bytes(loaded: LoadedModel, limits: PassLimits) -> int:
-    """The residual stream and x twice each, the widest layer with what it makes of it, what all
-    chosen experts make of a token, a draw."""
+    """An estimate of the activation bytes of the largest pass: the residual and the hidden states
+    twice each, input and output of the widest layer, the outputs of all chosen experts of a token,
+    and sampling."""
     linears = [part for part in loaded.model.modules() if isinstance(part, Linear)]
     head = loaded.model.head
     widest = max(sum(linear.rows) for linear in linears if linear is not head)

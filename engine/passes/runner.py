@@ -33,48 +33,52 @@ class Runner(Protocol):
     def forward(self, chunks: Sequence[Chunk], on_layer: OnLayer = ignore_layer) -> Tensor:
         """Compute all chunks, writing their KV into the cache.
 
-        On a GPU a layer is written when what it had to do so far is done on its current stream.
+        `on_layer` is called after each layer. On a GPU its KV is written once the work enqueued on
+        the current stream so far is done.
 
         Returns the hidden states [S, D] of the tokens whose outputs the chunks want, in order:
-        after the last norm, before the head. They stay until the next pass is computed.
+        after the last norm, before the head. They are valid until the next pass is computed.
         """
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states [S, D] -> float32 logits [S, V], which stay until others are computed."""
+        """Hidden states [S, D] -> float32 logits [S, V], which are valid until the next call."""
 
 
 class ModelRunner:
     """A loaded model and the cache it writes to, on one device.
 
-    On a CPU its passes are played from a tape, where that gives the same as the model itself; on a
-    GPU those that decode, verify drafts or have short prompts are graphs.
+    On a CPU passes are played from a recorded tape if it gives the same results as the model. On a
+    GPU passes that decode, verify drafts or have short prompts are CUDA graphs.
     """
 
     needs_others_to_tap: ClassVar[bool] = False
-    """Whether a lead's taps do not see all that enters their layers."""
+    """Whether other ranks must send hidden states for the lead's taps."""
 
     def __init__(
         self, loaded: LoadedModel, cache: KvCache, taps: AuxHiddenStates | None = None
     ) -> None:
-        """Nothing lies in the cache yet. Passes within its limits are prepared for. `taps` are told
-        of the model's stream in each."""
+        """Record tapes or capture graphs for passes within the cache's limits. The cache must be
+        empty. `taps` copy hidden states out of each pass."""
         layout = cache.layout
         of_model = loaded.own(loaded.info.layout(layout.block_size, layout.dtype))
         if replace(layout, features=None) != of_model:
-            raise ValueError(f"the cache is laid out for another model: {layout}")
+            raise ValueError(f"the cache has the layout of another model: {layout}")
         if cache.dtype != loaded.info.dtype:
-            raise ValueError(f"a cache for {cache.dtype}, and a model of {loaded.info.dtype}")
+            raise ValueError(
+                f"the cache is for a model in {cache.dtype}, but this model is in "
+                f"{loaded.info.dtype}"
+            )
         self.info = loaded.info
         self.groups = loaded.groups
-        """The groups of the ranks that compute with it."""
+        """The groups of the ranks that share the model."""
         self.held = loaded.held
         self.balancer: ExpertBalancer | None = None
-        """The balancer of a lead that has nobody to lead."""
+        """The balancer of experts, if this rank is an engine of its own."""
         self.cache = cache
         self._layers = cache.layers
         batch = StaticBatch(cache.limits, layout.block_size, cache.device)
         mesh, engine = self.groups.mesh, self.groups.engine
-        # What ranks say to each other is on no tape; in a graph all of them say it at once.
+        # A tape cannot hold messages between ranks; a graph can, if all ranks replay it together.
         self.taped = record(loaded, cache, batch, taps) if mesh.has_whole_models else None
         captured = (
             capture_passes(loaded.model, cache, batch, taps, engine)
@@ -84,9 +88,8 @@ class ModelRunner:
         self.graphs, self.mixed = captured.decode, captured.mixed
         self._taps = taps
         self.model = loaded.model
-        """The model as it is written. What it computes may be played from the tape, or the
-        graphs."""
-        parts = loaded.model.modules()  # layer by layer, as passes go
+        """The model itself. Its passes may be played from the tape or the graphs instead."""
+        parts = loaded.model.modules()  # in the order of layers
         self._mixtures = [part for part in parts if isinstance(part, MoeFeedForward)]
 
     def forward(self, chunks: Sequence[Chunk], on_layer: OnLayer = ignore_layer) -> Tensor:
@@ -99,9 +102,9 @@ class ModelRunner:
             if self.taped is not None and self.taped.fits(chunks):
                 return self.taped.forward(self.taped.batch.fill(chunks), on_layer)
             if self.graphs is not None and (size := self.graphs.size_for(chunks)):
-                return self._told(self.graphs.forward(chunks, size), on_layer)
+                return self._after_all_layers(self.graphs.forward(chunks, size), on_layer)
             if self.mixed is not None and (num_tokens := self.mixed.size_for(chunks)):
-                return self._told(self.mixed.forward(chunks, num_tokens), on_layer)
+                return self._after_all_layers(self.mixed.forward(chunks, num_tokens), on_layer)
             batch = make_batch(chunks, cache.layout.block_size, cache.device)
             hidden: Tensor = self.model(batch, self._layers, on_layer, self._taps)
         return hidden
@@ -116,7 +119,7 @@ class ModelRunner:
         self._taps = AuxHiddenStates(layers) if layers else None
 
     def join(self) -> None:
-        """Compute what the pass of other engines asks of the experts here."""
+        """Take part in a pass of other engines, by computing with the experts on this rank."""
         if self.balancer is not None:
             self.balancer.turn()
         with torch.inference_mode():
@@ -124,7 +127,7 @@ class ModelRunner:
                 mixture.join()
 
     def expect(self, max_tokens: int) -> None:
-        """Announce a pass with other engines, of which none has more than `max_tokens`."""
+        """Prepare for a pass with other engines in which each has at most `max_tokens` tokens."""
         for mixture in self._mixtures:
             mixture.experts.expect(max_tokens)
 
@@ -135,9 +138,8 @@ class ModelRunner:
             made = None if self.graphs is None else self.graphs.logits_of(hidden)
             return self.model.logits(hidden) if made is None else made
 
-    def _told(self, hidden: Tensor, on_layer: OnLayer) -> Tensor:
-        """The outputs of a pass that was too short to be stopped after each layer: they are told of
-        afterwards."""
+    def _after_all_layers(self, hidden: Tensor, on_layer: OnLayer) -> Tensor:
+        """`hidden`, after calling `on_layer` for all layers: a graph cannot stop after each."""
         for layer in range(self.cache.layout.num_layers):
             on_layer(layer)
         return hidden

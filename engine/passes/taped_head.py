@@ -1,9 +1,10 @@
-"""The passes of a head that drafts as a tape, as `taped_model` has them of models.
+"""The passes of a draft head as a recorded tape on a CPU, as `taped_model.py` does for models.
 
-    hidden states, written where they always are  --+
-    StaticBatch                                   --+--> out [T, D]
+    hidden states, at a fixed address  --+
+    StaticBatch                        --+--> out [T, D]
 
-Recorded while its cache is empty, and trusted only if other passes are the same to the bit.
+The tape is recorded while the cache is empty. It is used only if it gives bit-identical results on
+other passes.
 """
 
 from __future__ import annotations
@@ -30,19 +31,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TapedHead:
-    """Results stay until the next pass: they lie where it will write."""
+    """A recorded head. Results are valid until the next pass, which overwrites them."""
 
     batch: StaticBatch
     hidden: Tensor  # [max tokens, D]
     tape: Tape
 
     def fits(self, chunks: Sequence[Chunk]) -> bool:
-        """Long chunks of latents may be computed in another form, which no tape has."""
+        """Whether the tape can run `chunks`: they are within the limits, and so short that latent
+        attention has the recorded form."""
         is_short = all(len(chunk.tokens) < MIN_EXPANDED for chunk in chunks)
         return is_short and self.batch.fits(chunks)
 
     def forward(self, chunks: Sequence[Chunk], hidden: Tensor) -> Tensor:
-        """[S, D] of the tokens whose outputs the chunks want; they must fit."""
+        """The outputs [S, D] of the tokens that the chunks want, from inputs `hidden` [T, D]. The
+        chunks must fit."""
         batch = self.batch.fill(chunks)
         self.hidden[: len(hidden)].copy_(hidden)
         self.tape.play(pass_of(batch))
@@ -50,19 +53,20 @@ class TapedHead:
 
 
 def run_head(head: DraftHead, cache: KvCache, chunks: Sequence[Chunk], hidden: Tensor) -> Tensor:
-    """[S, D] of any chunks, operator by operator instead of from a tape."""
+    """The outputs [S, D] of any chunks, from inputs `hidden` [T, D], without a tape."""
     batch = make_batch(chunks, cache.layout.block_size, cache.device)
     return wanted_rows(head(hidden, batch.tokens, batch.sequences, cache.layers), batch)
 
 
 def wanted_rows(out: Tensor, batch: Batch) -> Tensor:
+    """The rows of `out` [T, D] whose outputs are wanted, [S, D]."""
     return out if len(batch.output_rows) == len(out) else out[batch.output_rows]
 
 
 @torch.inference_mode()
 def record_head(head: DraftHead, cache: KvCache, width: int) -> TapedHead | None:
-    """None, said in the log, if a head of a model so wide must be run as it is. The cache is empty,
-    before and after."""
+    """Record the head of a model of this width; None if it cannot be recorded, with a warning in
+    the log if a part of it has no operator. The cache must be empty, and is empty afterwards."""
     dtype = getattr(torch, cache.dtype or "float32")
     blocks = range(cache.layout.num_blocks_for(NUM_TOKENS))
     has_room = cache.num_blocks >= len(blocks) <= cache.limits.max_blocks
@@ -81,7 +85,7 @@ def record_head(head: DraftHead, cache: KvCache, width: int) -> TapedHead | None
         reason = str(error)
     finally:
         _wipe(cache, blocks)
-    logger.warning("the head that drafts is run operator by operator, which is slower: %s", reason)
+    logger.warning("the draft head runs without a recorded tape, which is slower: %s", reason)
     return None
 
 
@@ -100,7 +104,7 @@ def _trial(
     like: Tensor,
     blocks: Sequence[int],
 ) -> list[Tensor]:
-    """All bits of two passes and of the KV that they leave."""
+    """The bytes of the outputs of two passes, and of the KV that they write."""
     _wipe(cache, blocks)
     found = []
     for tokens, start in ([3, 1, 4], 0), ([2], 3):

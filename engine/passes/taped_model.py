@@ -1,10 +1,11 @@
-"""A model's passes as two tapes, from the description of a pass to its outputs, and on to logits.
+"""A model's passes on a CPU as two recorded tapes of operator calls: from the batch to hidden
+states, and from those to logits.
 
     StaticBatch --forward--> hidden [S, D] --logits--> [S, V] float32
 
-A model is recorded when its cache is still empty. A part of it that computes with torch instead of
-an operator would be missing from the tape, so other passes are played and computed, too: only if
-all outputs and all KV are the same to the bit is the tape used.
+A model is recorded while its cache is empty. Work that it does with torch instead of an operator
+would be missing from the tape. So some passes are run both ways, and the tape is used only if all
+outputs and all KV are bit-identical.
 """
 
 from __future__ import annotations
@@ -35,26 +36,29 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TapedModel:
-    """Results stay until the next pass: they lie where it will write."""
+    """A recorded model. Results are valid until the next pass, which overwrites them."""
 
     batch: StaticBatch
     forward_tape: Tape
     logits_tape: Tape
     max_logits: int
-    """Rows of hidden states that the second tape takes."""
+    """Most rows of hidden states that `logits_tape` takes."""
     latent: LatentShape | None = None
-    """The shape of latents, if long chunks are computed in another form, which no tape has."""
+    """The shape of latent attention, if long chunks use its expanded form, which is not
+    recorded."""
     taps: AuxHiddenStates | None = None
-    """What is told of the stream within the model, if anybody is."""
+    """Hidden states that the tape copies out, if any."""
 
     def fits(self, chunks: Sequence[Chunk]) -> bool:
+        """Whether the tape can run `chunks`."""
         item_bytes = self.forward_tape.result.itemsize
         return self.batch.fits(chunks) and not has_expanded(chunks, self.latent, item_bytes)
 
     def forward(self, batch: Batch, on_layer: OnLayer = ignore_layer) -> Tensor:
-        """As the model's, of a pass that lies in `batch`.
+        """The hidden states [S, D] of the pass in `batch`, as the model would compute them.
 
-        A pass of decodes is too short to be stopped after each layer: they are told of afterwards.
+        A decode pass is too short to stop after each layer, so `on_layer` is called for all layers
+        at its end.
         """
         tape, of = self.forward_tape, pass_of(batch)
         play: Callable[[Pass], None] = tape.play
@@ -74,6 +78,7 @@ class TapedModel:
         return tape.result[: of.num_outputs]
 
     def takes(self, hidden: Tensor) -> bool:
+        """Whether `logits` can be called with `hidden`."""
         return (
             len(hidden) <= self.max_logits
             and hidden.dtype is self.forward_tape.result.dtype
@@ -81,6 +86,7 @@ class TapedModel:
         )
 
     def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states [S, D] -> float32 logits [S, V]."""
         self.logits_tape.give(hidden)
         self.logits_tape.play(Pass(num_outputs=len(hidden)))
         return self.logits_tape.result[: len(hidden)]
@@ -98,8 +104,8 @@ def pass_of(batch: Batch) -> Pass:
 def record(
     loaded: LoadedModel, cache: KvCache, batch: StaticBatch, taps: AuxHiddenStates | None = None
 ) -> TapedModel | None:
-    """None, said in the log, if the model must be run as it is. The cache is empty, before and
-    after."""
+    """Record the model; None if it cannot be recorded, with a warning in the log if a part of it
+    has no operator. The cache must be empty, and is empty afterwards."""
     model, dtype = loaded.model, getattr(torch, loaded.info.dtype)
     trials = _trials(cache, batch, taps)
     if trials is None or not operators.runs(torch.empty(0, dtype=dtype, device=cache.device)):
@@ -113,7 +119,7 @@ def record(
         reason = str(error)
     finally:
         trials.wipe()
-    logger.warning("this model is run operator by operator, which is slower: %s", reason)
+    logger.warning("this model runs without a recorded tape, which is slower: %s", reason)
     return None
 
 
@@ -148,18 +154,19 @@ def _record(
 
 @dataclass(frozen=True, slots=True)
 class _Trials:
-    """Small passes over the first blocks of a cache that nobody uses yet."""
+    """Small passes over the first blocks of a cache that is not used yet."""
 
     cache: KvCache
     num_blocks: int
     recorded: Sequence[Chunk]
-    """One request, of which all but the first two outputs are wanted."""
+    """The pass to record: one request, of which all but the first two outputs are wanted."""
     played: Sequence[Sequence[Chunk]]
-    """One of more tokens than were recorded; two new requests; the next token of both."""
+    """The passes to compare: one of more tokens than were recorded; two new requests; the next
+    token of both."""
     taps: AuxHiddenStates | None
 
     def run_taped(self, taped: TapedModel) -> list[bytes]:
-        """All bits of outputs and KV."""
+        """Outputs and KV of the `played` passes from the tape, as bytes."""
         self.wipe()
         found = []
         for chunks in self.played:
@@ -168,7 +175,7 @@ class _Trials:
         return found + self._kv()
 
     def is_bare_alike(self, taped: TapedModel) -> bool:
-        """Whether what nobody taps is the same."""
+        """Whether the tape gives the same results with taps switched off as with them on."""
         if self.taps is None:
             return True
         found = []
@@ -180,7 +187,7 @@ class _Trials:
         return found[0] == found[1]
 
     def run_model(self, model: Decoder) -> list[bytes]:
-        """Results of `played` by the model itself, without the tape, as bytes."""
+        """Outputs and KV of the `played` passes from the model itself, as bytes."""
         self.wipe()
         found = []
         for chunks in self.played:
@@ -201,7 +208,7 @@ class _Trials:
 
 
 def _trials(cache: KvCache, batch: StaticBatch, taps: AuxHiddenStates | None) -> _Trials | None:
-    """None if there is no room for a few tokens."""
+    """The trial passes; None if the cache or the limits have no room for a few tokens."""
     layout, limits = cache.layout, batch.limits
     first = layout.num_blocks_for(NUM_TOKENS)
     num_blocks = first + layout.num_blocks_for(3)

@@ -1,10 +1,10 @@
-"""Passes of all kinds that a GPU has kernels of its own for: run before requests come.
+"""Passes that are run before requests come: one for each kind that has its own kernels on a GPU.
 
-    new tokens     2, 4, 8 ... and the most: prompts, alone and beside a request that decodes
-    behind         nothing; all that may be; what is read in the most pieces, of all sizes
+    new tokens     1, 2, 4, 8 ... and the most: prompts, alone and with a request that decodes
+    context        empty; as long as possible; and a length that is read in pieces of all sizes
 
-Which kernel is launched follows from the power of two above the tokens of a request or of a pass
-(tiles, rows of a product), from whether a context is split, and from the pieces of a past.
+Which kernel is launched depends on the number of tokens of a request or pass, rounded up to a power
+of two (tiles, rows of a product), on whether the context is split, and on its division into pieces.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from baton.engine.batch.static_batch import PassLimits
 
 
 def warm_up_passes(limits: PassLimits, block_size: int, max_model_len: int) -> list[list[Chunk]]:
-    """Neighbours in a pass write to the same blocks: nobody reads what they hold."""
+    """The passes to run. Requests of a pass write to the same blocks, whose content is not read."""
     longest = min(limits.max_blocks * block_size, max_model_len)
     passes: list[list[Chunk]] = []
     for length in _lengths(min(limits.max_tokens, longest)):
@@ -36,12 +36,14 @@ def _lengths(most: int) -> Iterator[int]:
 
 
 def _pasts(most: int) -> tuple[int, ...]:
-    """In powers of two the second is 1 + 2 + 4 and so on."""
+    """Three context lengths up to `most`. The middle one is 1 + 2 + 4 and so on, so that it has
+    pieces of all powers of two."""
     return (0, (1 << max(0, most.bit_length() - 1)) - 1, most)
 
 
 def _chunk(num_tokens: int, past: int, block_size: int) -> Chunk:
-    """What the past holds does not matter: it is block 0, over and over."""
+    """A chunk of `num_tokens` after a context of `past` tokens. The content of the context does not
+    matter, so all of it is block 0."""
     num_shared, num_blocks = past // block_size, -(-(past + num_tokens) // block_size)
     own = range(1, 1 + num_blocks - num_shared)
     return Chunk([0] * num_tokens, past, [0] * num_shared + [*own], 1)

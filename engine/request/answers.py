@@ -12,6 +12,7 @@ from math import isfinite
 from baton.core.clock import Clock
 from baton.core.errors import BatonError, InvalidRequest, Unavailable
 from baton.core.sampling import FinishReason, TokenLogprob
+from baton.core.wording import count_of
 from baton.engine.request.request import Request
 from baton.engine.request.step_report import RequestOutput
 
@@ -97,7 +98,7 @@ class Answers:
         """Fail the request: its tokens and KV after a NaN or infinity would be silently wrong."""
         self._discard(request)
         error = Unavailable(
-            f"the model's outputs are not finite after {len(request.tokens)} tokens; "
+            f"the model's outputs are not finite after {count_of(len(request.tokens), 'token')}; "
             f"{self._dtype} may be too narrow for this model"
         )
         return self._fail(request, error)

@@ -1,7 +1,9 @@
-"""Pinning what a request asked to keep, as soon as it is computed, and what became of all pins."""
+"""Pins the prefixes that requests ask to keep (cache points) once they are computed, and gives
+metrics of all pins."""
 
 from __future__ import annotations
 
+from baton.core.wording import count_of
 from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.request.request import Request
 
@@ -15,14 +17,14 @@ def pin_computed(request: Request, pool: BlockPool) -> None:
         request.num_pinned = max(request.num_pinned, num_tokens)
         if point.num_tokens - num_tokens >= pool.layout.block_size:
             request.cache_notes.append(
-                f"cache point: {num_tokens} of {point.num_tokens} tokens are kept; "
+                f"cache point: kept {num_tokens} of {point.num_tokens} tokens; "
                 "cache.pinned_fraction allows no more"
                 if pool.is_prefix_caching
-                else "cache point: nothing is kept, for prefix caching is off"
+                else "cache point: nothing is kept, as prefix caching is off"
             )
         if pinned.num_displaced:
             request.cache_notes.append(
-                f"cache point: {pinned.num_displaced} older ones gave way to it"
+                f"cache point: {count_of(pinned.num_displaced, 'older one')} gave way to it"
             )
 
 

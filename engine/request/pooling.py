@@ -2,7 +2,7 @@
 
     MEAN     of all tokens, summed in float32 while the chunks come
     LAST     of the last token
-    LOGITS   of the last token, through the head: of a classifier all, else those of some tokens
+    LOGITS   of the last token, through the head: all logits of a classifier, or those of tokens
 
 A prompt that is computed again, after a preemption, is summed again from its first token on.
 """
@@ -17,6 +17,8 @@ from baton.core.messages import Pooling
 
 
 class Embedding:
+    """The pooled vector of one request, collected chunk by chunk."""
+
     def __init__(self, pooling: Pooling, tokens: Sequence[int] = ()) -> None:
         """`tokens` selects the logits; empty: all of them."""
         self.needs_every_token = pooling is Pooling.MEAN
@@ -28,7 +30,7 @@ class Embedding:
     def read(self, start: int, rows: Tensor) -> None:
         """Read the hidden states [n, D], or the logits [n, V], of the tokens from `start` on.
 
-        For MEAN all tokens come, in order; else only the last one.
+        For MEAN all tokens must be read, in order; otherwise only the last one.
         """
         if start == 0:
             self._sum, self._num_tokens = None, 0

@@ -1,4 +1,4 @@
-"""What the model thinks of a prompt: a logprob for each of its tokens but the first.
+"""Logprobs of a prompt's tokens, all but the first.
 
     hidden states [n, D] of a chunk --head, a slice of rows at a time--> logits --> logprobs
 
@@ -24,6 +24,8 @@ MAX_LOGITS = 1 << 23
 
 
 class PromptLogprobs:
+    """The prompt logprobs of one request, collected chunk by chunk."""
+
     def __init__(self, prompt: Sequence[int], num_top: int) -> None:
         self._prompt = prompt
         self._num_top = num_top
@@ -32,7 +34,8 @@ class PromptLogprobs:
     def read(self, start: int, hidden: Tensor, runner: Runner) -> None:
         """Read the hidden states [n, D] of the prompt's tokens from `start` on.
 
-        All chunks come, in order. The last token's says nothing about the prompt.
+        All chunks must be read, in order. The hidden state of the last token is ignored: it
+        predicts the first output token.
         """
         del self._found[start:]
         next_tokens = self._prompt[start + 1 : start + 1 + len(hidden)]

@@ -1,4 +1,4 @@
-"""What a pass tells about prompts besides their next token: embeddings, labels and prompt logprobs.
+"""Reads the results of a pass for embeddings, labels and prompt logprobs.
 
 hidden states [S, D], by chunk --> each request takes its own --> [S', D] to sample from
 """
@@ -22,8 +22,8 @@ def read_prompts(
     hidden: Tensor,
     runner: Runner,
 ) -> Tensor:
-    """Let each request read the rows its chunk asked for; return those to sample from: of the last
-    known token, and of what is drafted behind it."""
+    """Let each request read the rows of its chunk in `hidden` [S, D]. Returns the rows [S', D] to
+    sample from: those of each request's last known token and of its draft tokens."""
     if not any([r.embedding is not None or r.prompt_logprobs is not None for r in requests]):
         drafting = zip(requests, nums_drafted, strict=True)
         if sum([1 + num for request, num in drafting if not request.num_pending]) == len(hidden):
@@ -43,7 +43,7 @@ def read_prompts(
             request.prompt_logprobs.read(start, hidden[first:end], runner)
         if request.awaits_token:
             to_sample.extend(range(end - 1 - num_drafted, end))
-    if judged:  # at once: a head of tokens is large
+    if judged:  # all in one product, because the output head is large
         logits = runner.logits(hidden[[row for _, _, row in judged]])
         for (embedding, start, _), row in zip(judged, logits, strict=True):
             embedding.read(start, row.unsqueeze(0))

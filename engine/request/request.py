@@ -29,11 +29,12 @@ class Phase(StrEnum):
 
 
 class Ending(NamedTuple):
-    """What may end a request."""
+    """The conditions under which a request may end."""
 
     tokens: frozenset[int]
+    """Stop tokens."""
     num_tokens: int
-    """Known tokens."""
+    """Number of known tokens at which it ends at the latest."""
 
 
 class Request:
@@ -75,17 +76,18 @@ class Request:
         self.num_pinned = 0
         """Tokens that its cache points keep in the prefix cache."""
         self.cache_notes: list[str] = []
-        """What did not come of its cache points."""
+        """Notes for the client about cache points that could not be kept in full."""
         self.priority = priority
         """Smaller values come first."""
         self.matcher = matcher
-        """The matcher of the grammar in `sampling`, behind all of `output`."""
+        """The matcher of the grammar in `sampling`, after all of `output`."""
         self.embedding: Embedding | None = None
-        """Set: nothing is sampled, the embedding is the answer."""
+        """Set if the embedding is the answer and nothing is sampled."""
         if pooling is not None:
             self.embedding = Embedding(pooling, sampling.allowed_token_ids)
         self.prompt_logprobs: PromptLogprobs | None = None
-        """Set while they are wanted: until the first token, and never in a continuation."""
+        """Set while prompt logprobs are wanted: until the first token, and never for a request that
+        continues from another replica."""
         if sampling.num_prompt_logprobs is not None and not output and pooling is None:
             self.prompt_logprobs = PromptLogprobs(self.prompt, sampling.num_prompt_logprobs)
         self.max_new_tokens = max_new_tokens
@@ -115,7 +117,7 @@ class Request:
         """Position in the order in which this engine's requests arrived."""
 
         self.arrived_at: float | None = None
-        """This and the next timestamp are seconds on the engine's clock."""
+        """Seconds on the engine's clock, like the next two."""
         self.scheduled_at: float | None = None
         self.first_token_at: float | None = None
 

@@ -1,9 +1,10 @@
-"""Which requests an engine refuses because it could never answer them."""
+"""Refuses requests that an engine could never answer."""
 
 from __future__ import annotations
 
 from baton.core.errors import InvalidRequest
 from baton.core.sampling import FinishReason
+from baton.core.wording import count_of
 from baton.engine.models.config.info import ModelInfo
 from baton.engine.request.pooling import Embedding
 from baton.engine.request.request import Request
@@ -39,14 +40,15 @@ def check_request(
         )
     if finish_reason is not None or request.has_reached_own_limit:
         raise InvalidRequest(
-            f"{name} has nothing left to generate after {len(request.output)} output tokens; "
-            "raise max_tokens",
+            f"{name} has nothing left to generate after "
+            f"{count_of(len(request.output), 'output token')}; raise max_tokens",
             field="max_tokens",
         )
 
 
 def _check_logits(request: Request, embedding: Embedding, info: ModelInfo) -> None:
-    """Refuses the logits of a whole vocabulary, which would be as large as thousands of tokens."""
+    """Raise InvalidRequest for logits of a whole vocabulary, which would be as large as thousands
+    of tokens, or of tokens outside it."""
     if not embedding.is_of_logits:
         return
     tokens = embedding.tokens
@@ -64,7 +66,8 @@ def _check_logits(request: Request, embedding: Embedding, info: ModelInfo) -> No
 
 
 def _check_length(request: Request, max_len: int, *, is_all: bool) -> None:
-    """An embedding needs room for its prompt, generation for at least one more token."""
+    """Raise InvalidRequest if the request is too long. An embedding needs room for its prompt,
+    generation for at least one more token."""
     num_tokens = len(request.tokens)
     limit = f"{max_len} served here" if is_all else f"{max_len} {_share_of(request.tenant)}"
     if request.embedding is not None:

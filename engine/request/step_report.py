@@ -26,7 +26,7 @@ class RequestOutput(NamedTuple):
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     """Logprobs of all prompt tokens but the first, given with the first token when asked for."""
     embedding: tuple[float, ...] = ()
-    """The only answer of a request with a pooling."""
+    """The answer of a request with a pooling, which has no tokens."""
     finish_reason: FinishReason | None = None
     """None if not finished, or if only `max_new_tokens` ended it here."""
     error: BatonError | None = None
@@ -49,7 +49,7 @@ class StepReport(NamedTuple):
     num_accepted: int = 0
     num_preempted: int = 0
     num_running: int = 0
-    """This and the next are counted at the end of the step."""
+    """Counted at the end of the step, like `num_waiting`."""
     num_waiting: int = 0
     num_blocks_in_use: int = 0
     recall_ms: float = 0.0
@@ -82,7 +82,7 @@ class EngineStats:
     num_tokens_cached: int = 0
     """Tokens found in the prefix cache when their request was first admitted."""
     num_tokens_looked_up: int = 0
-    """Tokens looked up there."""
+    """Tokens looked up in the prefix cache at that time."""
     num_drafted: int = 0
     num_accepted: int = 0
     num_preempted: int = 0
@@ -94,7 +94,7 @@ class EngineStats:
     forward_ms: float = 0.0
     sample_ms: float = 0.0
     expert_load: ExpertLoad | None = None
-    """Load of each expert, where ranks have whole experts."""
+    """Load of each expert; None without expert parallelism."""
 
     def add(self, report: StepReport) -> None:
         self.num_steps += 1

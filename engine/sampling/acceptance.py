@@ -1,16 +1,18 @@
-"""Speculative sampling (Leviathan et al. 2023): accepts drafted tokens such that outputs have the
-model's distribution.
+"""Speculative sampling (Leviathan et al. 2023, https://arxiv.org/abs/2211.17192): accepts draft
+tokens such that outputs have the model's distribution.
 
     x, drawn from q, is kept with probability  min(1, p(x) / q(x))
-    else a token is drawn from                 max(0, p - q), renormalised
+    otherwise a token is drawn from            max(0, p - q), renormalised
 
-A token that was looked up may have been chosen in whatever way: its q is 1, and of all others 0.
-One that was drawn counts as drawn from q only if it was offered whatever it is: see `leave_out`.
+A token that was looked up, and not drawn, has q = 1, and all other tokens q = 0. The rule is exact
+for a token that was drawn only if the drafter offers every token that it draws from q: see
+`leave_out`.
 
-Its randomness is of streams of its own. Who drafts by chance has another one: whether a token is
-drafted at all may depend on it, and where none was the model draws with its own.
+Acceptance, redrawing and drafting have random streams of their own. They must be independent of the
+noise with which the model draws where nothing was drafted, because whether a token is drafted at
+all may depend on the drafting noise.
 
-T drafted tokens, V vocabulary.
+T draft tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -40,8 +42,8 @@ def are_kept(p: Tensor, q: Tensor | float, drafted: Tensor, streams: Tensor) -> 
 
 
 def leave_out(q: Tensor, tokens: Sequence[Collection[int]]) -> None:
-    """Change each row of q [T, V] to the distribution without its `tokens`: the others,
-    renormalised. A row without others has no meaning."""
+    """Set the probabilities of `tokens` in each row of q [T, V] to zero and renormalise the row, in
+    place. A row in which no probability is left is undefined."""
     size = q.shape[-1]
     known = [(row, token) for row, each in enumerate(tokens) for token in each if token < size]
     if not known:

@@ -25,7 +25,7 @@ class Drawn(NamedTuple):
     """The draw of each row, in order, on the logits' device."""
 
     tokens: Tensor  # [S] int64
-    are_finite: Tensor  # [S] bool; where it is not, the token means nothing, but is one
+    are_finite: Tensor  # [S] bool; where False, the token is meaningless but within the vocabulary
 
 
 class Sampled(NamedTuple):

@@ -1,4 +1,4 @@
-"""The sampling work of a batch, planned once for as long as its rows stay the same.
+"""The sampling work of a batch, planned once and used while its rows stay the same.
 
     raw logits -> penalties -> bias -> what may not be drawn -> scores -> temperature
                -> top-k -> typical-p -> top-p -> min-p -> tokens
@@ -7,8 +7,8 @@ The draw takes the largest of score plus Gumbel noise; the noise is a function o
 position, token), so the same scores give the same token in any batch, on any replica. Rows of
 temperature 0 take the largest score before temperature, without noise.
 
-What changes from draw to draw (positions of noise, tokens seen) is on the device and moves on
-there: a draw does not wait for the host to know the one before, unless a row `needs_host`.
+What changes from draw to draw (positions of noise, tokens seen) is on the device and is updated
+there: a draw does not wait until the host has read the one before, unless a row `needs_host`.
 
 S rows, n of them drawn with noise, V vocabulary.
 """
@@ -59,7 +59,8 @@ class Bias(NamedTuple):
 
 
 class SamplingPlan:
-    """Groups hold row numbers, in order; a row may be in several."""
+    """The groups (`penalised`, `drawn` and so on) hold row numbers, in order; a row may be in
+    several."""
 
     def __init__(
         self,
@@ -70,9 +71,9 @@ class SamplingPlan:
         drawn_from: Mapping[int, Tensor] = NOTHING,
         has_own_noise: bool = False,
     ) -> None:
-        """`drafted`: of each row the token that is to be kept by the published rule, if any, and
-        `drawn_from`, by row, q [V] of those that were drawn. `has_own_noise`: none that the model
-        draws with."""
+        """`drafted`: each row's draft token for the published rule, or None. `drawn_from`: by row,
+        the distribution q [V] of a draft token that was drawn. `has_own_noise`: draw with noise
+        that is independent of the model's."""
         self.rows = rows
         self.device = torch.device(device)
         self._has_own_noise = has_own_noise
@@ -88,7 +89,7 @@ class SamplingPlan:
             if not row.is_plain:
                 self._place(number, row)
         self.is_plain = all([row.is_plain for row in rows])
-        """Each row draws its best token, without logprobs."""
+        """Whether each row takes its best token, without logprobs."""
         self.penalties = self._penalties() if self.penalised else None
         self._seen = self._count_seen() if self.penalised else None
         self._draws = self._make_draws([rows[i] for i in self.drawn]) if self.drawn else None
@@ -140,14 +141,14 @@ class SamplingPlan:
         if self.penalties is not None and self._seen is not None:
             scores = penalise(scores, self.penalties, self._seen.occurrences())
         bias = self._bias_of(logits.shape[-1])
-        if bias is not None:  # it only shifts: -100 makes a token next to impossible, no more
+        if bias is not None:  # only adds to scores: -100 makes a token unlikely, not impossible
             scores = scores.index_put((bias.rows, bias.tokens), bias.shifts, accumulate=True)
         if self.ruled:
             scores = forbid_tokens(scores, self.rows, eos_token_ids)
         return scores
 
     def tokens(self, scores: Tensor, best: Tensor) -> Tensor:
-        """The token of each row, [S]. `best` holds those with the largest score."""
+        """The token of each row, [S]. `best` [S] holds each row's token with the largest score."""
         draws = self._draws
         if draws is None:
             return best

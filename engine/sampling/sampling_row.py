@@ -16,7 +16,8 @@ from baton.engine.sampling.token_counts import TokenCounts
 class SamplingRow:
     """One row of logits. The token to be drawn has position `len(prompt) + len(output)`.
 
-    A request has one for all of its life; `prompt` and `output` are its own lists, and grow.
+    A request has one row for all of its life. `prompt` and `output` are the request's own lists;
+    `output` grows.
     """
 
     params: SamplingParams
@@ -27,7 +28,7 @@ class SamplingRow:
     mask: Tensor | None = None
     """The tokens that the grammar allows after `output`, if known without the matcher."""
     is_plain: bool = field(init=False)
-    """It draws its best token, without logprobs."""
+    """Whether the row takes its best token, without logprobs."""
     _counts: TokenCounts | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -69,7 +70,7 @@ class SamplingRow:
     def behind(self, drafted: Sequence[int]) -> list[SamplingRow]:
         """This row, and the rows after the first of `drafted`, after the first two and so on, as
         far as its grammar allows. This row is not changed."""
-        if self.is_plain:  # all of them draw their best token
+        if self.is_plain:  # a row that takes its best token does not depend on the output
             return [self] * (1 + len(drafted))
         masks: Sequence[Tensor | None] = [None] * len(drafted)
         if self.matcher is not None:

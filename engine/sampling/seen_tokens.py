@@ -1,11 +1,11 @@
 """Token counts of some rows, on the device, updated with each sampled token.
 
-    entry       0  1  2 | 3  4  5 | 6  7          n of them, one more a row and draw
+    entry       0  1  2 | 3  4  5 | 6  7          one more per row with each draw
     row         0  0  0 | 1  1  1 | 0  1
-    token       5  8  2 | 5  7  9 | 8  3          8 again: all entries of it in its row count on
+    token       5  8  2 | 5  7  9 | 8  3          8 again: all its entries in the row are updated
     in output   0  2  0 | 1  0  0 | 2  1
 
-An entry too many does no harm: all of a token in a row say the same.
+Duplicate entries do no harm, because all entries of a token in a row have the same count.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from baton.kernels.gpu.upload import uploaded
 from baton.kernels.sampling.token_penalties import Occurrences
 
 ROOM = 64
-"""Draws that the initial memory has room for."""
+"""Number of draws for which memory is allocated at first."""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +30,7 @@ class SeenTokens:
     use."""
 
     rows: Tensor  # [n] int64, of the batch
-    places: Tensor  # int64, which of `rows`
+    places: Tensor  # int64, index into `rows`
     tokens: Tensor  # int64
     counts: Tensor  # int64, times in the output
     num_entries: int

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 class TokenCounts:
-    """The cost of `follow` grows only with the new part of the output."""
+    """How often each token is in the output. The cost of `follow` grows only with the new part."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
         self._place_by_token = {token: place for place, token in enumerate(dict.fromkeys(prompt))}

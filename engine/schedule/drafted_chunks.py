@@ -14,19 +14,19 @@ from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.request.request import Request
 
 Drafts = Mapping[Request, Sequence[int]]
-"""Draft tokens by request, behind those that it knows."""
+"""Draft tokens by request; they follow the request's known tokens."""
 NO_DRAFTS: Drafts = MappingProxyType({})
 
 
 class ScheduledChunk(NamedTuple):
-    """The next `num_tokens` pending tokens of a request, then what is drafted behind them; its
-    blocks cover both."""
+    """The next `num_tokens` pending tokens of a request, followed by its draft tokens. The
+    request's blocks have room for both."""
 
     request: Request
     num_tokens: int
     drafted: Sequence[int] = ()
-    """Guesses, which count as nothing before the pass has verified them: they are not known, not
-    computed and in no name, and nobody else is told of them."""
+    """Draft tokens. Until the pass has verified them they are not among the request's known or
+    computed tokens, are not hashed into any block's name, and are not reported to anyone."""
 
 
 def with_drafts(
@@ -38,8 +38,11 @@ def with_drafts(
     may_grow: bool,
     num_open: int,
 ) -> list[ScheduledChunk]:
-    """`max_tokens`: those of the pass, the chunks' own included. Without `may_grow` drafts lie in
-    the blocks that requests have. `num_open`: see `KvCache`."""
+    """The chunks, each with as many of its request's draft tokens as there is room for.
+
+    `max_tokens` is the limit of the whole pass, the chunks' own tokens included. Without
+    `may_grow`, drafts only use blocks that the requests hold already. `num_open`: see `KvCache`.
+    """
     budget = max_tokens - sum([chunk.num_tokens for chunk in chunks])
     layout = pool.layout
     drafting: list[ScheduledChunk] = []
@@ -59,16 +62,20 @@ def with_drafts(
 
 
 def _within_open(layout: KvLayout, request: Request, wanted: int, num_open: int) -> int:
-    """How many of them lie in blocks that can be written over: where full ones are in 4 bits, the
-    token behind the known ones may have to take the place of a wrong draft, and what is before it
-    in its block must be there as computed."""
+    """How many of `wanted` draft tokens fit into blocks that can still be overwritten.
+
+    With int4 KV, full blocks are quantized and only the last `num_open` blocks keep KV as computed.
+    A rejected draft token is overwritten by the right one, which needs the KV before it in the same
+    block to be unquantized still.
+    """
     size = layout.block_size
     return min(wanted, num_open * size - len(request.tokens) % size)
 
 
 def _room(pool: BlockPool, request: Request, wanted: int, *, may_grow: bool) -> int:
-    """How many of them have, or now get, a place in the request's blocks: as many of a long draft
-    as of a short one, for whether a token is verified must not hang on those behind it."""
+    """How many of `wanted` draft tokens fit into the request's blocks, after growing them if
+    allowed. A long draft gets as much room as a short one, because whether a token is verified must
+    not depend on the draft tokens after it."""
     layout, num_known = pool.layout, len(request.tokens)
     stop = num_known + wanted
     if not may_grow:

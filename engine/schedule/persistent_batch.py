@@ -1,13 +1,14 @@
-"""The requests that decode together, for as long as none comes or goes.
+"""A batch of decoding requests that stays the same over many steps, until a request joins or
+leaves.
 
     turn:   make_room -> the pass -> computed -> each gets its next token -> make_room ...
 
-All of them advance by one token a turn, so it is known in advance which request needs a block next
-and whose last block becomes full: with S tokens a block, a request with c computed tokens is due in
-each turn t with (c + t) % S == 0. Requests that are not due cost nothing but their token.
+Every request advances by one token per turn, so the turns in which it needs a new block and fills
+its last one are known in advance: with S tokens per block, a request with c computed tokens is due
+in each turn t with (c + t) % S == 0. Requests that are not due need no work besides their token.
 
-For the same reason room for the next turn can be made while this turn is still being computed: see
-`baton.engine.schedule.step_ahead`.
+For the same reason blocks for the next turn can be allocated while this turn is still being
+computed: see `baton.engine.schedule.step_ahead`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from baton.engine.sampling.sampling_plan import SamplingPlan
 
 
 class PersistentBatch:
-    """Its requests have blocks for one more token. To be dropped when anything else happens."""
+    """Decoding requests that each have blocks for one more token. The scheduler drops the batch as
+    soon as a step differs from the one before."""
 
     def __init__(self, requests: Sequence[Request], pool: BlockPool) -> None:
         self.requests = tuple(requests)
@@ -34,13 +36,13 @@ class PersistentBatch:
             tables=[pool.table(request.holder) for request in self.requests],
             lanes=[request.lane for request in self.requests],
         )
-        """What the runner sees of them."""
+        """The batch as the model runner reads it."""
         self._plan: SamplingPlan | None = None
         self.num_computed = 0
-        """Turns that are over."""
+        """Number of turns whose pass has been computed and read."""
         left = [request.ending.num_tokens - len(request.tokens) for request in self.requests]
         self._num_sure = min(left, default=0)
-        """Turns after which one of them has all the tokens it may have."""
+        """Number of turns after which the first request reaches its token limit."""
         self._first_context = sum(request.num_computed for request in self.requests)
         self._pool = pool
         self._block_size = pool.layout.block_size
@@ -50,12 +52,13 @@ class PersistentBatch:
 
     @staticmethod
     def fits(request: Request) -> bool:
-        """Whether it does nothing but decode, and has begun to."""
+        """Whether `request` has been scheduled before and only decodes."""
         return request.scheduled_at is not None and PersistentBatch.decodes(request)
 
     @staticmethod
     def decodes(request: Request) -> bool:
-        """Whether it has nothing else to do, from its first step on if that is to come."""
+        """Whether `request` only decodes: one pending token, and no embedding, prompt logprobs or
+        cache points to compute. Its first step may be still to come."""
         return (
             request.num_pending == 1
             and request.embedding is None
@@ -64,30 +67,32 @@ class PersistentBatch:
         )
 
     def plan(self, device: torch.device) -> SamplingPlan:
-        """The sampling plan of all rows; it moves on with every draw."""
+        """The sampling plan of all rows, built once. It advances by one position with each draw."""
         if self._plan is None:
             self._plan = SamplingPlan([request.row for request in self.requests], device)
         return self._plan
 
     @property
     def num_context(self) -> int:
-        """Tokens that the next pass finds computed, of all requests together."""
+        """Computed tokens of all requests together, before the next pass."""
         return self._first_context + self.num_computed * len(self.requests)
 
     @property
     def has_computed(self) -> bool:
-        """All turns that began: it may go on to the next."""
+        """Whether every turn that began has been computed, so that the next one may begin."""
         return self.num_computed == self.decoding.turn + 1
 
     @property
     def ends_with_this_turn(self) -> bool:
-        """Whether this turn is some request's last, whatever is sampled."""
+        """Whether some request reaches its token limit in this turn, whatever is sampled."""
         return self.decoding.turn + 1 >= self._num_sure
 
     def make_room(self, drawn: Tensor | None = None) -> bool:
-        """Begin the next turn. False if there are not blocks for all; some may have grown.
+        """Begin the next turn. Returns False if there are not enough blocks for all requests; some
+        of them may have got their block by then.
 
-        Its tokens are `drawn` [R], on their device, where their requests do not have them yet.
+        `drawn` [R] holds the turn's input tokens on the device, for a turn that begins before the
+        host has read them; without it they are the last token of each request.
         """
         turn = self.decoding.turn + 1
         due = self._rows_due(turn)
@@ -99,7 +104,8 @@ class PersistentBatch:
         return True
 
     def computed(self) -> None:
-        """The pass of the first pending turn is over. Requests that left have nothing of it."""
+        """Note that the pass of the oldest turn in progress has been computed. Requests that have
+        left the batch meanwhile are not advanced."""
         self.num_computed += 1
         running = Phase.RUNNING
         for request in self.requests:
@@ -113,7 +119,7 @@ class PersistentBatch:
                 self._pool.commit(request.holder, tokens, num_computed, request.salt)
 
     def _rows_due(self, turn: int) -> Sequence[int]:
-        """Rows whose computed tokens, when `turn` begins, fill their blocks to the last slot."""
+        """Rows whose computed tokens fill their blocks exactly when `turn` begins."""
         return self._due[turn % self._block_size]
 
     def _next_tokens(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""Which requests give up their blocks for another one: by finishing soon, or by preemption."""
+"""Decides whether another request's blocks are waited for or taken by preemption, and from whom."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton.engine.schedule.waiting_queue import WaitingQueue
 
 
 def will_free_blocks_for(tenant: str, running: Sequence[Request], supply: BlockSupply) -> bool:
-    """Whether a running request will, by finishing, free blocks that `tenant` may have."""
+    """Whether some running request will free blocks that `tenant` may use once it finishes."""
     donors = supply.donors(tenant)
     return any(request.tenant in donors for request in running)
 
@@ -18,20 +18,22 @@ def will_free_blocks_for(tenant: str, running: Sequence[Request], supply: BlockS
 def victim_for(
     tenant: str, running: Sequence[Request], adopted: WaitingQueue, supply: BlockSupply
 ) -> Request:
-    """The request to make room for `tenant`: others', while it stays within what is kept for it."""
+    """The request to preempt so that `tenant` gets blocks. While `tenant` is within its reserved
+    share, requests of other tenants come first."""
     donors = supply.donors(tenant)
     victim: Request | None = None
     if supply.is_kept_for(tenant, 1):
         victim = _least_of([donor for donor in donors if donor != tenant], running, adopted)
     victim = victim or _least_of(donors, running, adopted)
-    assert victim is not None, "whoever wants blocks is a candidate"
+    assert victim is not None, "the request that wants blocks is itself a candidate"
     return victim
 
 
 def _least_of(
     tenants: Sequence[str], running: Sequence[Request], adopted: WaitingQueue
 ) -> Request | None:
-    """The least urgent request; of those, one adopted before one that runs; then the youngest."""
+    """The request of `tenants` with the lowest priority. Ties go to an adopted request before a
+    running one, then to the youngest."""
     runs = next((request for request in reversed(running) if request.tenant in tenants), None)
     waits = adopted.last_of(tenants)
     if runs is None or waits is None:

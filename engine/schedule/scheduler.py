@@ -7,27 +7,29 @@ There are no prefill and decode phases: a request runs as many of its pending to
 allows. Chunked prefill, prefix hits, resumption and adopted requests all follow from that.
 
     running   hold blocks; the last one is the first to be preempted
-    adopted   wait, but hold computed blocks of a handoff: admitted first, as they cost nothing
-    waiting   hold nothing; a request that does not fit holds up those behind it
+    adopted   wait, but hold the computed blocks of a handoff: admitted first, as they cost nothing
+    waiting   hold no blocks; a request that does not fit holds up the requests behind it
 
 A request that does not fit because its tenant is at its limit holds up only requests of that
-tenant. Blocks that are reserved for a tenant stay its own, however long others wait.
+tenant. Blocks reserved for a tenant are given to no other, however long others wait.
 
 All three queues are ordered by priority, then by arrival; among waiting requests, preempted ones
 come first. Within a priority no request starves. A request of lower priority (a larger number) may
 starve as long as there are others; but a running request is preempted only for running ones, never
 for a waiting one.
 
-The tokens of a pass go to decoding requests first, of whatever rank: one each, those included that
-are about to be adopted. With int4 KV, the rest of the block that a handoff left open is computed
-again; it counts as decoding, too, as far as every other request keeps a token. Prompts share the
-rest in their order, so a long prompt, new or resumed, holds up no decode. No more requests run than
-a pass has tokens, so whenever prompts run, the first gets some.
+The token budget of a pass goes to decoding requests first, whatever their priority: one token each,
+including adopted requests about to be admitted. With int4 KV, the tokens of the block that a
+handoff left partly filled are computed again. They count as decoding, too, as long as every other
+request keeps a token. Prompts share the rest of the budget in queue order, so a long prompt, new or
+resumed, never delays a decode. At most as many requests run as a pass has tokens, so the first
+prompt always gets some.
 
 Draft tokens come last: `drafted_chunks.py`.
 
-While all running requests decode and none comes or goes, a step repeats the previous one: they are
-a `PersistentBatch`. A request that did not fit is not tried again before something has changed.
+While all running requests decode and none joins or leaves, they form a `PersistentBatch`, and a
+step repeats the previous one. A request that did not fit is tried again only after something has
+changed.
 """
 
 from __future__ import annotations
@@ -48,14 +50,14 @@ from baton.engine.schedule.preemption import victim_for, will_free_blocks_for
 from baton.engine.schedule.waiting_queue import WaitingQueue
 
 MAX_OVERTAKEN = 64
-"""Adopted requests, of no better priority, that may pass the head of the queue before it counts as
-starving."""
+"""The head of the waiting queue counts as starving once this many adopted requests of the same or
+lower priority have been admitted before it."""
 
 
 class Reclaim(Protocol):
     def __call__(self, tenant: str | None) -> bool:
-        """Release some blocks, of that tenant if one is given, and return True; or return False if
-        there are none to give."""
+        """Release some blocks, only `tenant`'s if one is given. Returns False if there are none to
+        release."""
 
 
 def _has_nothing(tenant: str | None) -> bool:
@@ -63,7 +65,8 @@ def _has_nothing(tenant: str | None) -> bool:
 
 
 class Scheduler:
-    """Decides from its queues and the pool alone; knows neither time nor model."""
+    """Plans each forward pass from its queues and the block pool; it reads no clock and no
+    model."""
 
     def __init__(self, pool: BlockPool, config: SchedulerConfig, *, num_open: int = 1) -> None:
         """`num_open`: see `KvCache`."""
@@ -73,7 +76,7 @@ class Scheduler:
         self.num_preempted = 0
         """Preemptions so far."""
         self._reclaim: Reclaim = _has_nothing
-        """Frees blocks for the step that is planned; False if there are none to free."""
+        """The callback that frees blocks for the step being planned."""
         self._running: list[Request] = []
         self._max_running = min(config.max_running, config.max_batch_tokens)
         self._lanes = list(range(self._max_running))
@@ -81,16 +84,17 @@ class Scheduler:
         self._adopted = WaitingQueue()
         self._waiting = WaitingQueue()
         self._over_share: set[Request] = set()
-        """Requests that wait because their tenant may hold no more blocks, not because the pool is
+        """Requests that wait because their tenant is at its block limit, not because the pool is
         full."""
         self._persistent_batch: PersistentBatch | None = None
         self._persistent_chunks: list[ScheduledChunk] = []
         self._stuck_at: int | None = None
-        """`pool.num_releases` when no waiting request could be admitted; None once they may."""
+        """`pool.num_releases` at the time when no waiting request could be admitted; None when
+        admission is worth trying again."""
         self._num_arrived = 0
         self._refused: dict[str, tuple[Request, int]] = {}
-        """Each tenant's first request in `waiting` that did not fit, and `pool.num_releases`
-        then."""
+        """By tenant: its first waiting request that did not fit, and `pool.num_releases` at that
+        time."""
 
     @property
     def num_running(self) -> int:
@@ -102,13 +106,14 @@ class Scheduler:
 
     @property
     def is_starving(self) -> bool:
-        """Whether adopted requests take blocks that the head of the queue needs: adopt no more."""
+        """Whether so many adopted requests have overtaken the head of the waiting queue that the
+        engine should adopt no more."""
         head = self._head
         return head is not None and head.num_overtaken >= MAX_OVERTAKEN
 
     @property
     def persistent_batch(self) -> PersistentBatch | None:
-        """The batch of which the last step's chunks are one turn, if they are nothing else."""
+        """The persistent batch, if the last step was exactly one of its turns."""
         return self._persistent_batch
 
     @property
@@ -118,7 +123,7 @@ class Scheduler:
 
     @property
     def running(self) -> Sequence[Request]:
-        """Running requests by priority, then age. Live."""
+        """Running requests by priority, then arrival. A live view, not a copy."""
         return self._running
 
     @property
@@ -148,11 +153,11 @@ class Scheduler:
     ) -> list[ScheduledChunk]:
         """Plan one forward pass: running requests first, then as many waiting ones as fit.
 
-        `reclaim` is asked for blocks before a request is preempted. Drafts get the rest of the
-        pass, and blocks as long as no request waits for them.
+        `reclaim` is asked for blocks before a request is preempted. Drafts get what is left of the
+        token budget, and new blocks only while no request is waiting.
         """
         self._reclaim = reclaim
-        self.pool.supply.expire()  # so that who waits for blocks is tried again
+        self.pool.supply.expire()  # frees expired pins, so that waiting requests are tried again
         if drafts:
             self._persistent_batch = None
         chunks = self._repeat() or self._continue_running()
@@ -172,10 +177,11 @@ class Scheduler:
         return chunks + admitted if admitted else chunks
 
     def go_ahead(self, drawn: Tensor) -> bool:
-        """Begin the turn after the one that is being computed, whose tokens are `drawn`.
+        """Begin the turn after the one that is being computed; `drawn` [R] holds its input tokens
+        on the device.
 
-        False if the next step may differ: another request may be admitted, one of them has its
-        last token, or there are not enough blocks.
+        Returns False if the next step may differ from this one: another request may be admitted, a
+        running one reaches its last token, or there are not enough blocks.
         """
         self.pool.supply.expire()
         batch = self._persistent_batch
@@ -192,15 +198,16 @@ class Scheduler:
         return None
 
     def _keep_batch(self, chunks: list[ScheduledChunk]) -> None:
-        """Set the persistent batch if each request that runs has its chunk, and with it blocks for
-        the next token."""
+        """Set the persistent batch if every running request has a chunk in this step and only
+        decodes."""
         requests = [chunk.request for chunk in chunks]
         if requests and requests == self._running and all(map(PersistentBatch.fits, requests)):
             self._persistent_batch = PersistentBatch(self._running, self.pool)
             self._persistent_chunks = chunks
 
     def _continue_running(self) -> list[ScheduledChunk]:
-        """Blocks are made room for in the order of rank, so that the last pays, decoding or not."""
+        """Chunks of the running requests. They get blocks in order of priority and arrival, so that
+        the last of them is preempted first, whether it decodes or not."""
         if (side_by_side := self._decode_side_by_side()) is not None:
             return side_by_side
         chunks: list[ScheduledChunk] = []
@@ -214,12 +221,13 @@ class Scheduler:
             if self.pool.grow(request.holder, stop) or self._make_room(request, stop):
                 chunks.append(ScheduledChunk(request, num_tokens))
                 budget -= 0 if request in num_decoded else num_tokens
-        # A tenant may take blocks that are kept for it from requests which rank above its own.
+        # A tenant may take blocks of its reserved share from a request that is earlier in the order
+        # and has its chunk already.
         return [chunk for chunk in chunks if chunk.request.phase is Phase.RUNNING]
 
     def _decode_side_by_side(self) -> list[ScheduledChunk] | None:
-        """The next token of each, if that is all that any of them has pending, and there are blocks
-        without taking somebody's; who had its turn may have grown."""
+        """One token of each running request; None unless each has exactly one pending and there are
+        blocks for all without preemption. Some requests may have got their block by then."""
         running, grow = self._running, self.pool.grow
         if not all([len(request.tokens) - request.num_computed == 1 for request in running]):
             return None
@@ -229,8 +237,9 @@ class Scheduler:
         return [ScheduledChunk(request, 1) for request in running]
 
     def _tokens_to_decode(self) -> dict[Request, int]:
-        """Tokens to run for each request that decodes, or is adopted and may be admitted now: all
-        that are pending, as long as every other running request is left one."""
+        """Number of tokens to run, by request, of each decoding request and each adopted one that
+        may be admitted now: all its pending tokens, as long as one token is left for every other
+        running request."""
         joining, most = self.joining, self._most_decoded
         spare = self.config.max_batch_tokens - len(self._running) - len(joining)
         num_decoded: dict[Request, int] = {}
@@ -248,14 +257,14 @@ class Scheduler:
 
     @property
     def _most_decoded(self) -> int:
-        """Tokens that a request that decodes has pending, at most: one, or the rest of a block that
-        is computed again."""
+        """Most pending tokens with which a request counts as decoding: one, or with int4 KV a block
+        of tokens, for the partly filled block that is computed again after a handoff."""
         layout = self.pool.layout
         return layout.block_size if layout.is_int4 else 1
 
     @property
     def _num_joining(self) -> int:
-        """Adopted requests that there are lanes for."""
+        """Number of adopted requests that there are free lanes for."""
         return min(len(self._adopted), self._max_running - len(self._running))
 
     def _admit(self, running: Sequence[ScheduledChunk]) -> list[ScheduledChunk]:
@@ -279,7 +288,7 @@ class Scheduler:
 
     @property
     def _may_admit(self) -> bool:
-        """Somebody waits, and may come in."""
+        """Whether a request is waiting and admission is worth trying."""
         return bool(self.num_waiting) and not self._is_stuck and not self._is_full
 
     @property
@@ -288,14 +297,15 @@ class Scheduler:
 
     @property
     def _is_stuck(self) -> bool:
-        """Whether no waiting request could be admitted, and nothing has become free since.
+        """Whether no waiting request could be admitted and no block has been released since.
 
-        With none running they are tried again and again: other holders may free blocks.
+        Always False while nothing runs: blocks held outside the scheduler may become free.
         """
         return bool(self._running) and self._stuck_at == self.pool.num_releases
 
     def _next_admissible(self) -> Request | None:
-        """Take the next request that has, or now gets, blocks for all its pending tokens."""
+        """Take the next request out of its queue, with blocks for all its pending tokens; None if
+        there are not enough blocks for any."""
         head, adopted = self._head, self._adopted.heads()
         is_urgent = head and adopted and head.priority < adopted[0].priority
         if head and is_urgent and self._reserve(head):
@@ -305,7 +315,7 @@ class Scheduler:
 
     @property
     def _head(self) -> Request | None:
-        """The first that waits for the pool, and not for its own tenant's blocks."""
+        """The first waiting request that is not held up by its own tenant's limit."""
         return next((head for head in self._waiting.heads() if head not in self._over_share), None)
 
     def _next_adopted(self) -> Request | None:
@@ -329,12 +339,11 @@ class Scheduler:
         return None
 
     def _in_turn(self, queue: WaitingQueue, *, is_pool_full: bool = False) -> Iterator[Request]:
-        """The requests to try, one after the other as long as they do not fit.
-
-        The first of each tenant; once the pool is full, only tenants within their reserved share.
-        """
+        """The requests to try to admit: the first of each tenant, in queue order. Once one of them
+        did not fit because the pool is full, only tenants within their reserved share follow."""
         for head in queue.heads():
-            request = queue.first_of(head.tenant)  # another, if it was preempted for one before it
+            # The head may be another one by now, if it was preempted for a request tried before it.
+            request = queue.first_of(head.tenant)
             if request is None:
                 continue
             num_blocks = self.pool.layout.num_blocks_for(len(request.tokens))
@@ -357,10 +366,11 @@ class Scheduler:
     def _reserve(self, request: Request) -> bool:
         will_wait = self._will_free_blocks_for(request.tenant)
         if will_wait and self._refused.get(request.tenant) == (request, self.pool.num_releases):
-            return False  # nothing came free since: do not hash a long prompt every step
+            return False  # no block was released since: do not hash a long prompt in every step
         num_cached = self._try_to_reserve(request)
         while num_cached is None and not will_wait:
-            is_at_limit = self.pool.supply.is_at_limit(request.tenant)  # and none of its own runs
+            # A tenant at its limit has no running request here, as `will_wait` is false.
+            is_at_limit = self.pool.supply.is_at_limit(request.tenant)
             may_reclaim = is_at_limit or not self._running
             if not self._get_blocks_for(request.tenant, may_reclaim=may_reclaim):
                 break
@@ -384,7 +394,9 @@ class Scheduler:
             self._over_share.discard(request)
 
     def _get_blocks_for(self, tenant: str, *, may_reclaim: bool = True) -> bool:
-        """Pins first, for nothing waits for them; then a handoff that has not begun, or a loan."""
+        """Free some blocks for `tenant`; returns whether any were. Pinned blocks go first, as no
+        request waits for them; then what `reclaim` gives back: a handoff that has not begun, or
+        blocks on loan."""
         if self.pool.supply.give_way(tenant):
             return True
         of_its_own = tenant if self.pool.supply.is_at_limit(tenant) else None
@@ -400,13 +412,14 @@ class Scheduler:
         )
 
     def _make_room(self, request: Request, num_tokens: int) -> bool:
-        """Get blocks for `num_tokens` in all, at the cost of requests that rank below."""
+        """Get blocks for `num_tokens` in all, preempting other requests if needed. Returns False
+        if `request` itself was preempted."""
         while not self.pool.grow(request.holder, num_tokens):
             if self._get_blocks_for(request.tenant):
                 continue
             victim = victim_for(request.tenant, self._running, self._adopted, self.pool.supply)
             self._preempt(victim)
-            if victim is request:  # there was nobody below it
+            if victim is request:  # no other request could be preempted for it
                 return False
         return True
 

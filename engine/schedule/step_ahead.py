@@ -1,26 +1,27 @@
-"""Decode passes that are launched before the previous one is read (async scheduling): the device
-computes while the host distributes tokens, sends them and accepts new requests.
+"""Async scheduling: a decode pass is launched before the host has read the previous one, so the
+device computes while the host distributes tokens, sends them and accepts new requests.
 
     host     launch 0, 1 | wait 0, give out 0 | launch 2 | wait 1, give out 1 | launch 3 | ...
     device      0          1                             2                             3
     step     |------------ reads 0 -----------|------- reads 1 ---------------|------- ...
 
-A step reads one pass, as without this, and returns the same tokens. The pass that it launches in
-addition is the next step's: the next turn of the same persistent batch, whose tokens go from
-sampling to the pass on the device. It is launched only if nothing that the host knows speaks
-against the turn (`Scheduler.go_ahead`). What the host learns later ends the batch, and requests
-that have left have nothing of the turn in flight. Other ranks are told of it without waiting for
-the tokens, which go to them from device to device; their part of a pass is over once the lead's is,
-as its last sums are of all of them.
+Each step reads one pass and returns the same tokens as without async scheduling. In addition it
+launches the pass of the next step: the next turn of the same persistent batch, whose input tokens
+go from sampling to the pass on the device. It is launched only if nothing that the host knows
+speaks against the turn (`Scheduler.go_ahead`). If a request finishes or is cancelled later, the
+batch ends, and the token that the turn in flight computes for it is discarded. Other ranks launch
+the turn without waiting for the tokens, which reach them from device to device. Their part of a
+pass is over once the lead's is, because its last all-reduce involves all ranks.
 
 **Who owns the blocks.** A pass in flight writes one slot for each of its requests: the one after
-its computed tokens, in a block that this request alone holds and that has no name. So nothing is
+its computed tokens, in a block that only this request holds and that has no name yet. So nothing is
 written into a block that is named, shared or another request's, as long as no request in flight
-gives up its references. Code that lets references go calls `land` first: then the device is done
-with them, and the sampled tokens are kept for their step. The scheduler, which preempts, runs only
-while nothing is in flight. Tokens count as computed, and blocks are named, when their pass is read.
+releases its blocks. Code that releases blocks calls `land` first: after that the device no longer
+writes to them, and the sampled tokens are kept for the step that reads them. The scheduler, which
+preempts, runs only while nothing is in flight. Tokens count as computed, and blocks get their
+names, when their pass is read.
 
-It is off for rows whose sampling needs what only the host knows: grammars and other rules,
+Async scheduling is off for batches whose sampling needs the host: grammars and other output rules,
 typical-p, logprobs (`SamplingPlan.needs_host`).
 """
 
@@ -45,13 +46,13 @@ from baton.engine.schedule.scheduler import Scheduler
 
 
 class Readback:
-    """What the device found, on its way to the host while both go on.
+    """Results of a pass that are being copied to the host while both host and device go on.
 
-    On a GPU an asynchronous copy to pinned memory; what is on the host is there already.
+    On a GPU this is an asynchronous copy into pinned memory; on a CPU there is nothing to wait for.
     """
 
     def __init__(self, values: Tensor) -> None:
-        """`values` are nobody else's to write."""
+        """`values` must not be written by anyone afterwards: the copy may still read them."""
         self._host = values.to("cpu", non_blocking=values.is_cuda)
         self._arrived: torch.cuda.Event | None = None
         if values.is_cuda:
@@ -59,7 +60,8 @@ class Readback:
             self._arrived.record(torch.cuda.current_stream(values.device))
 
     def wait(self) -> list[list[int]]:
-        """All that the device had been told to do by then is done, too."""
+        """Wait for the copy and return the values. All work enqueued on the stream before the copy
+        is done then, too."""
         if self._arrived is not None:
             self._arrived.synchronize()
         values: list[list[int]] = self._host.tolist()
@@ -67,7 +69,8 @@ class Readback:
 
 
 def goes_ahead(choice: Literal["auto", "on", "off"], runner: Runner) -> bool:
-    """What `scheduler.step_ahead` means here. A pass on a CPU is over when it was launched."""
+    """Whether `scheduler.step_ahead` = `choice` is on for this runner. `auto` is on with CUDA
+    graphs only: a pass on a CPU is synchronous, so there is nothing to overlap."""
     if choice == "auto":
         own = runner.own if isinstance(runner, LeadRunner) else runner
         return isinstance(own, ModelRunner) and own.graphs is not None
@@ -78,12 +81,12 @@ class NextToken(NamedTuple):
     request: Request
     token: int
     is_finite: bool
-    """Whether all logits were; if not, the token means nothing."""
+    """Whether all logits of the row were finite; if not, `token` is meaningless."""
 
 
 @dataclass(eq=False)
 class _Flight:
-    """One turn, launched."""
+    """One turn that was launched and not read yet."""
 
     persistent_batch: PersistentBatch
     turn: int
@@ -92,7 +95,8 @@ class _Flight:
 
     @cached_property
     def found(self) -> list[list[int]]:
-        """Tokens, and whether they are finite. Waits for the device, once."""
+        """[2, R] the sampled tokens, and 1 for each row whose logits are finite. The first access
+        waits for the device."""
         return self.readback.wait()
 
     @property
@@ -101,7 +105,7 @@ class _Flight:
 
 
 class StepAhead:
-    """What was launched and not read: one pass between two steps, or none."""
+    """The turns that were launched and not read yet: between two steps, at most one."""
 
     def __init__(
         self, scheduler: Scheduler, eos_token_ids: Collection[int], *, is_on: bool
@@ -111,19 +115,20 @@ class StepAhead:
         self._is_on = is_on
         self._flights: deque[_Flight] = deque()
         self.read_back: Callable[[Tensor], Readback] = Readback
-        """How what was found comes to the host."""
+        """Starts the copy of a pass's results [2, R] to the host."""
 
     @property
     def persistent_batch(self) -> PersistentBatch | None:
-        """The persistent batch whose turn the next step is, if it was launched already."""
+        """The persistent batch whose turn in flight the next step will read; None if none is."""
         return self._flights[0].persistent_batch if self._flights else None
 
     def takes(self, batch: PersistentBatch, runner: Runner) -> bool:
+        """Whether turns of `batch` may be launched ahead."""
         return self._is_on and not batch.plan(runner.cache.device).needs_host
 
     def launch(self, batch: PersistentBatch, runner: Runner, *, goes_on: bool) -> None:
-        """This step's turn, unless it is in flight; and the one behind it, if that is sure, and
-        `goes_on`."""
+        """Launch this step's turn unless it is in flight already; then the turn after it, if
+        `goes_on` and the scheduler is sure that the batch stays the same."""
         if not self._flights:
             self._flights.append(self._begin(batch, runner))
         last = self._flights[-1]
@@ -131,7 +136,8 @@ class StepAhead:
             self._flights.append(self._begin(batch, runner))
 
     def read(self) -> list[NextToken]:
-        """What this step's turn gave those who are still there."""
+        """Wait for this step's turn and return its tokens, without those of requests that have
+        left."""
         flight = self._flights[0]
         tokens, are_finite = flight.found
         self._flights.popleft()
@@ -143,12 +149,13 @@ class StepAhead:
         ]
 
     def land(self) -> None:
-        """Wait until the device writes nowhere any more. What it drew is kept for its step."""
+        """Wait until the device has finished all turns in flight and writes to no block any more.
+        The sampled tokens are kept for the step that reads them."""
         for flight in self._flights:
             _ = flight.found
 
     def forget_who_left(self) -> None:
-        """A turn whose requests are all gone is nobody's."""
+        """Drop turns in flight whose requests have all left."""
         while self._flights and not self._flights[0].is_for_somebody:
             self._flights.popleft()
 

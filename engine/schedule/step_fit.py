@@ -1,20 +1,22 @@
-"""How long this engine's steps take, learnt from the steps themselves.
+"""A model of how long this engine's steps take, fitted to measured steps.
 
     engine's thread    add(work, seconds)         short steps of a kind -> one sample
     any thread         times(now), slowness(now)  samples -> sums -> `StepTimes`
 
-Weighted least squares of the relative error, so that a short step counts as much as a long one:
+The fit is weighted least squares of the relative error, so that a short step counts as much as a
+long one:
 
     minimise over x >= 0    sum of w ((seconds - work . x) / predicted)^2  +  a little (x - guess)^2
 
-`predicted` is what the fit said before, limited to half and twice the measured time.
+`predicted` is the earlier fit's prediction, limited to half and twice the measured time.
 Steps with a prompt and steps that only decode are summed separately, and each sum decays with the
-time of its own kind: hours of decoding do not erase what is known of prompts. Where the samples say
-nothing the guess stands: ratios as transformers have them, at the measured speed.
+time spent on its own kind: hours of decoding do not erase what is known of prompts. Coefficients
+that the samples do not determine follow the guess: typical ratios of a transformer, scaled to the
+measured speed.
 
-Samples that are off by more than usual have less weight, so a long stall says little. What is usual
-follows recent samples, so a machine that stays slow is believed. `slowness` shows a change long
-before the fit has followed it.
+A sample with an unusually large error has less weight (Huber's loss), so a single long stall
+changes little. The usual error is that of recent samples, so a machine that stays slow does change
+the fit. `slowness` shows a change of speed long before the fit has followed it.
 """
 
 from __future__ import annotations
@@ -29,40 +31,42 @@ from baton.engine.schedule.drafted_chunks import ScheduledChunk
 from baton.engine.schedule.persistent_batch import PersistentBatch
 
 SAMPLE_S = 0.01
-"""Steps of a kind are taken together until they took so long."""
+"""Consecutive steps of one kind are merged into a sample until they add up to this many seconds."""
 HALF_LIFE_S = 20.0
 """Half-life of a sample's weight in the fit, in seconds of steps of its kind."""
 HALF_LIFE_SAMPLES = 64
-"""Least half-life in samples: long steps are few."""
+"""Lower bound of the half-life, in samples, because there are few long steps."""
 RECENT_HALF_LIFE_S = 1.0
 """Half-life of a sample's weight in `slowness`, in seconds of steps."""
 MIN_RECENT_SAMPLES = 8
-"""Least samples from which slowness is told."""
+"""`slowness` is 1 until there are this many samples."""
 FORGIVEN_AFTER_S = 10.0
-"""Half-life of slowness while nothing is measured: a replica that is avoided is tried again."""
+"""Half-life of slowness, in seconds without measurements, so that a replica that the router avoids
+is tried again."""
 MAX_STALL = 100.0
-"""What took more times what was predicted counts as if it took so many."""
+"""A sample that took longer than this many times its prediction counts as if it took that long."""
 REFIT_S = 0.25
-"""Coefficients are not solved for more often."""
+"""Least seconds between two solves for the coefficients."""
 MAX_WAITING_SAMPLES = 4096
-"""Older ones are dropped if nobody asks."""
+"""Most samples kept between two fits; the oldest are dropped beyond that."""
 NUM_ERRORS = 128
-"""Samples that the spread is of."""
+"""Number of recent samples whose median error is the spread."""
 UNUSUAL = 3.0
-"""Times the spread from which on an error is more than usual."""
+"""An error counts as unusual above this many times the spread."""
 
 GUESS = (32.0, 1.0, 2e-4, 1e-3, 0.5)
-"""The ratios of constant, token, pair, context and request, as large models on GPUs have them."""
+"""Relative costs of a step, a token, a query-key pair, a context token and a request, typical of
+large models on GPUs. Only their ratios matter."""
 SLIVER = 1e-3
-"""Least value of a coefficient, as a share of the guess."""
+"""Lower bound of a coefficient, as a share of its guess."""
 GUESS_WEIGHT = 0.02
-"""Against one sample."""
+"""Weight of the guess relative to one sample."""
 
 _NUM = len(GUESS)
 
 
 def work_of(chunks: Sequence[ScheduledChunk], batch: PersistentBatch | None) -> StepWork:
-    """What `chunks`, about to run, add up to."""
+    """The work of a pass of `chunks` that is about to run."""
     num_chunks = len(chunks)
     if batch is not None:
         return StepWork(num_chunks, 0, batch.num_context, num_chunks)
@@ -115,7 +119,7 @@ class _Sums:
 
 
 class _Recent:
-    """What recent steps took against what was predicted, all together."""
+    """Measured over predicted time of recent steps; older steps decay."""
 
     def __init__(self) -> None:
         self.num_samples = 0
@@ -134,11 +138,12 @@ class _Recent:
 
 
 class StepFit:
-    """`add` is for the engine's thread, the rest for one other."""
+    """The fitted step times. `add` is called by the engine's thread, everything else by one other
+    thread."""
 
     def __init__(self) -> None:
         self._open: _Sample | None = None
-        """Steps that are not a sample yet; the engine's thread's own."""
+        """Steps that do not make a whole sample yet; only the engine's thread uses it."""
         self._waiting: deque[_Sample] = deque(maxlen=MAX_WAITING_SAMPLES)
         self._prompts, self._decodes = _Sums(), _Sums()
         self._coefficients: list[float] = []
@@ -150,7 +155,7 @@ class StepFit:
         self._fitted_at = float("-inf")
 
     def add(self, work: StepWork, seconds: float, now: float) -> None:
-        """A step is over that did `work` in `seconds`."""
+        """Add a step that did `work` in `seconds` and ended at `now`."""
         if seconds <= 0:
             return
         before = self._open
@@ -169,7 +174,7 @@ class StepFit:
             self._open = sample
 
     def times(self, now: float) -> StepTimes:
-        """The fit to all that was measured, but perhaps the last quarter of a second."""
+        """The fit to all measured steps, except perhaps those of the last `REFIT_S` seconds."""
         self._take_in(now)
         if not self._coefficients:
             return StepTimes()
@@ -187,7 +192,7 @@ class StepFit:
         )
 
     def slowness(self, now: float) -> float:
-        """How many times what was predicted recent steps took. 1: as ever, or too few to say."""
+        """Measured over predicted time of recent steps; 1 while there are too few to tell."""
         self._take_in(now)
         if self._recent.num_samples < MIN_RECENT_SAMPLES:
             return 1.0
@@ -212,7 +217,8 @@ class StepFit:
         self._spread = median(self._errors)
 
     def _weight(self, sample: _Sample, predicted_s: float) -> float:
-        """Huber's: 1 for what is usual. Counts the sample as recent, too."""
+        """The sample's weight by Huber's loss: 1 for a usual error, less for a larger one. Also
+        adds the sample to the recent ones."""
         self._recent.add(sample.seconds, predicted_s)
         error = self._error(sample)
         return min(1.0, UNUSUAL * max(self._spread, 1e-3) / error) if error else 1.0
@@ -222,8 +228,8 @@ class StepFit:
         return abs(min(sample.seconds / predicted_s, MAX_STALL) - 1.0)
 
     def _solve(self) -> list[float]:
-        """The coefficients, solved for in units of the guess. None is 0: whatever a step does takes
-        some time."""
+        """The coefficients, solved for in units of the guess. Each is at least `SLIVER` of its
+        guess, because every kind of work takes some time."""
         gram = [
             [one + other for one, other in zip(*lines, strict=True)]
             for lines in zip(self._prompts.gram, self._decodes.gram, strict=True)
@@ -249,7 +255,8 @@ def _dot(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def _non_negative_solution(gram: Sequence[Sequence[float]], moment: Sequence[float]) -> list[float]:
-    """Least squares without the coefficients that would be negative, the worst left out first."""
+    """Least squares solution with all coefficients at least 0: as long as one is negative, the most
+    negative one is fixed at 0 and the rest solved again."""
     kept = list(range(len(moment)))
     while True:
         solved = _solution([[gram[i][j] for j in kept] for i in kept], [moment[i] for i in kept])
@@ -264,7 +271,8 @@ def _non_negative_solution(gram: Sequence[Sequence[float]], moment: Sequence[flo
 
 
 def _solution(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Solution of a symmetric, positive definite system: elimination needs no pivots."""
+    """Solve matrix @ x = right by Gaussian elimination. The matrix is symmetric and positive
+    definite, so no pivoting is needed. Overwrites both arguments."""
     size = len(right)
     for i in range(size):
         for j in range(i + 1, size):

@@ -1,12 +1,12 @@
-"""Verifies draft tokens: those that equal what the model itself draws are kept.
+"""Verifies draft tokens: a draft token is kept if it equals the token that the model draws.
 
     known ... c | drafted  x  y  z          the pass computes c, x, y, z
     drawn after each       x  y  w  v       the draft's third token is not what is drawn
     the request gets       x  y  w          as if it had been three passes
 
 The noise of a draw is a function of seed, choice and position, so the tokens drawn after correct
-drafts are those that would have been drawn without drafts. Keeping a draft token only if it equals
-the drawn one therefore loses nothing, and no other acceptance rule is needed.
+drafts are those that would have been drawn without drafts. Outputs are therefore the same as
+without speculation, token by token, and no other acceptance rule is needed.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from baton.engine.schedule.drafted_chunks import ScheduledChunk
 
 
 class Run(NamedTuple):
-    """One request's rows of a pass: behind what it knows, and behind each of its drafts."""
+    """One request's rows of logits in a pass: one after its known tokens, and one after each of its
+    draft tokens."""
 
     request: Request
     drafted: Sequence[int]
-    """Drafted tokens, as far as the request's grammar allows them."""
+    """Draft tokens up to the first that the request's grammar does not allow."""
     rows: Sequence[SamplingRow]
     logits_rows: range
-    """Rows of the logits that `rows` have."""
+    """Indices of `rows` in the pass's logits."""
 
 
 def runs_of(chunks: Sequence[ScheduledChunk]) -> list[Run]:
-    """The runs of chunks that are to get a token, in order."""
+    """The runs of those chunks whose request gets a token in this pass, in order."""
     runs: list[Run] = []
     first = 0
     for request, _, drafted in chunks:
@@ -46,9 +47,11 @@ def runs_of(chunks: Sequence[ScheduledChunk]) -> list[Run]:
 def verified(
     drafted: Sequence[int], drawn: Sequence[int], are_finite: Sequence[bool]
 ) -> tuple[int, ...]:
-    """The tokens a request gets: drafts that were drawn, then one more that was drawn.
+    """The tokens a request gets: its accepted draft tokens, then the token drawn after them.
 
-    Where logits are not finite nothing was drawn; the pass after this finds out.
+    `drawn` and `are_finite` have one entry more than `drafted`. Tokens from the first row with
+    non-finite logits on are left out; if that is not the first row, the next pass computes it again
+    and reports the error.
     """
     num_right = 0
     while num_right < len(drafted) and drafted[num_right] == drawn[num_right]:

@@ -1,7 +1,7 @@
-"""Waiting requests in the order of their rank; the other requests of a tenant wait behind its
-first.
+"""Waiting requests, ordered by priority and arrival within each tenant. Only the first request of
+each tenant, its head, is a candidate for admission.
 
-    tenant a     a1  a2  a3 ...         heads: a1, b1, c1 in the order of their ranks
+    tenant a     a1  a2  a3 ...         heads: a1, b1, c1, ordered by `rank_waiting`
     tenant b     b1  b2
     tenant c     c1
 
@@ -19,7 +19,7 @@ from baton.engine.request.request import Request
 
 
 class WaitingQueue:
-    """A request's rank must not change while it is in."""
+    """A request's `rank_waiting` must not change while it is in the queue."""
 
     def __init__(self) -> None:
         self._by_tenant: dict[str, list[Request]] = {}
@@ -29,7 +29,7 @@ class WaitingQueue:
         return self._len
 
     def __iter__(self) -> Iterator[Request]:
-        """All of them, tenant by tenant."""
+        """All requests, tenant by tenant."""
         return chain.from_iterable(self._by_tenant.values())
 
     @property
@@ -41,7 +41,7 @@ class WaitingQueue:
         self._len += 1
 
     def discard(self, request: Request) -> None:
-        """Nothing happens to one that is not in."""
+        """Remove a request; does nothing if it is not in the queue."""
         line = self._by_tenant.get(request.tenant, [])
         place = bisect_left(line, rank_waiting(request), key=rank_waiting)
         if place < len(line) and line[place] is request:
@@ -55,14 +55,15 @@ class WaitingQueue:
         return line[0] if line else None
 
     def heads(self) -> list[Request]:
-        """The first of each tenant."""
+        """The first request of each tenant, in order."""
         return sorted((line[0] for line in self._by_tenant.values()), key=rank_waiting)
 
     def last_of(self, tenants: Collection[str]) -> Request | None:
-        """Whoever comes after all others of these."""
+        """The last request of all requests of `tenants`; None if they have none."""
         lines = (self._by_tenant[tenant] for tenant in tenants if tenant in self._by_tenant)
         return max((line[-1] for line in lines), key=rank_waiting, default=None)
 
 
 def rank_waiting(request: Request) -> tuple[int, bool, int]:
+    """Sort key of waiting requests: priority, then preempted ones first, then arrival."""
     return request.priority, not request.num_preemptions, request.arrival

@@ -1,11 +1,11 @@
-"""What of a model a rank has: its sizes, and its part of each tensor.
+"""Tensor parallelism: the sizes of one rank's model, and its part of each tensor of a checkpoint.
 
-    whole model (its sizes alone)  --|
-    own model   (its sizes alone)  --+-->  cut(a tensor of the checkpoint)  -->  the rank's part
-    share       rank, ranks        --|
+    whole model   (shapes only)   --|
+    rank's model  (shapes only)   --+-->  cut(a tensor of the checkpoint)  -->  the rank's part
+    share         rank, ranks     --|
 
-kernels know nothing of ranks: a rank's model is a model with fewer heads, and a narrower
-feed-forward.
+Kernels know nothing of ranks: a rank's model is an ordinary model with fewer heads and a narrower
+feed-forward layer.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ from baton.engine.sharding.stages import check_stages
 
 
 def share_of(config: ModelConfig, mesh: Mesh) -> ModelConfig:
-    """The model that each rank has, or of whose layers it has some: see `stages.py`.
+    """The configuration of one rank's model. With pipeline stages a rank keeps some of its layers
+    only: see `stages.py`.
 
-    Raises InvalidConfig if it cannot be split so.
+    Raises InvalidConfig if the model cannot be split over `mesh`.
     """
     mesh.check_data()
     check_context(mesh)
@@ -58,36 +59,39 @@ def share_of(config: ModelConfig, mesh: Mesh) -> ModelConfig:
 
 
 def check_compressed(config: ModelConfig, mesh: Mesh) -> None:
-    """Raises InvalidConfig for what ranks cannot do where contexts are compressed. All of the
-    attention is on every tensor rank, as authors have it; experts are split."""
+    """Raise InvalidConfig for pipeline parallelism of a model with compressed attention. Every
+    tensor rank has all attention heads of such a model, as in its authors' implementation; only
+    experts are split."""
     if config.compressed is None:
         return
     if mesh.pipeline > 1:
         raise InvalidConfig(
-            f"pipeline parallel {mesh.pipeline}: the residual of this model is "
-            "several streams, and stages hand one on"
+            f"pipeline parallel {mesh.pipeline}: this model has several residual streams, and "
+            "pipeline stages pass on one only; set parallel.pipeline to 1"
         )
 
 
 def check_context(mesh: Mesh) -> None:
-    """Raises InvalidConfig for what ranks that share tokens cannot do as well."""
+    """Raise InvalidConfig for what cannot be combined with context parallelism."""
     name = f"context parallel {mesh.context}"
     if mesh.context == 1:
         return
     if mesh.pipeline > 1:
         raise InvalidConfig(
-            f"{name} with pipeline parallel {mesh.pipeline}: stages cut a prompt into micro-batches"
-            " already; take one of the two"
+            f"{name} with pipeline parallel {mesh.pipeline}: pipeline stages split a prompt into "
+            "micro-batches already; use one of the two"
         )
     if mesh.expert > mesh.tensor:
         raise InvalidConfig(
-            f"{name} with expert parallel {mesh.expert}: ranks with unlike tokens do not share "
-            f"experts; spread them over the {mesh.tensor} tensor ranks, or cut each (1)"
+            f"{name} with expert parallel {mesh.expert}: ranks that compute different tokens do "
+            f"not share experts; set parallel.expert to 1 or to {mesh.tensor}, the number of "
+            "tensor ranks"
         )
 
 
 def splits_vocabulary(config: ModelConfig, size: int) -> bool:
-    """Whether the vocabulary is split; else every rank has all of the embedding and of the head."""
+    """Whether `size` tensor ranks split the vocabulary; otherwise each has the whole embedding and
+    the whole output head."""
     return config.vocab_size % size == 0
 
 
@@ -95,8 +99,8 @@ def _heads(heads: HeadShape, size: int) -> HeadShape:
     num_kv_heads = heads.num_kv_heads
     if num_kv_heads % size and size % num_kv_heads:
         raise InvalidConfig(
-            f"tensor parallel {size}: {num_kv_heads} KV heads are neither spread evenly over as "
-            "many ranks nor kept evenly by them"
+            f"tensor parallel {size}: the model has {num_kv_heads} KV heads; the number of ranks "
+            "must divide it or be a multiple of it"
         )
     return replace(
         heads,
@@ -110,7 +114,7 @@ def _layer(layer: LayerConfig, mesh: Mesh) -> LayerConfig:
 
 
 def _moe(moe: MoeConfig, mesh: Mesh) -> MoeConfig:
-    """Slices of all experts, or some whole ones."""
+    """A slice of every expert or, with expert parallelism, some whole experts."""
     size, num_experts = mesh.tensor, moe.routing.num_experts
     shared_width = _part(moe.shared_width, size, "shared_expert_intermediate_size")
     if mesh.expert > 1:
@@ -122,19 +126,21 @@ def _moe(moe: MoeConfig, mesh: Mesh) -> MoeConfig:
 
 def _part(whole: int, size: int, key: str) -> int:
     if whole % size:
-        raise InvalidConfig(f"tensor parallel {size}: `{key}` {whole} is no multiple of it")
+        raise InvalidConfig(f"tensor parallel {size} must divide `{key}`, which is {whole}")
     return whole // size
 
 
 def share_of_kv(layout: KvLayout, mesh: Mesh, rank: int) -> KvLayout:
-    """What a rank keeps of a model's KV: some heads; of latents, which are one, all."""
+    """The layout of a rank's share of the KV: some of the KV heads, at least one. Latent KV (MLA)
+    counts as one head, so every rank stores all of it."""
     own = max(1, layout.num_kv_heads // mesh.tensor)
     span = Share(mesh.place(rank).tensor, mesh.tensor).span(layout.num_kv_heads, own)
     return replace(layout, num_kv_heads=own, first_kv_head=span.start)
 
 
 def join_ranks(model: Decoder, groups: MeshGroups, *, splits_vocabulary: bool) -> None:
-    """Let the parts of a rank's model know whom they add up with."""
+    """Give the modules of a rank's model the groups of ranks with which they sum or gather their
+    results."""
     for module in model.modules():
         if isinstance(module, Experts | Linear) and adds_up(module):
             module.ranks = groups.tensor
@@ -149,7 +155,7 @@ def join_ranks(model: Decoder, groups: MeshGroups, *, splits_vocabulary: bool) -
 
 
 def adds_up(module: nn.Module) -> bool:
-    """Whether it makes a whole of what tensor ranks have of its result."""
+    """Whether the module's results on all tensor ranks are summed by an all-reduce."""
     match module:
         case Linear():
             return module.split is Split.INPUTS and not module.gives_summands
@@ -158,28 +164,30 @@ def adds_up(module: nn.Module) -> bool:
 
 
 def _exchange(groups: MeshGroups) -> ExpertExchange:
-    assert isinstance(groups.expert, RankGroup), "of more ranks than tensors are spread over"
+    assert isinstance(groups.expert, RankGroup), "experts are spread over more than one rank"
     share = Share(groups.place.tensor, groups.mesh.tensor)
     return ExpertExchange(groups.expert, share, max_tokens=0)
 
 
 class Cutter:
-    """The parts of one rank."""
+    """Cuts one rank's part out of the tensors of a checkpoint."""
 
     def __init__(self, whole: nn.Module, own: nn.Module, groups: MeshGroups) -> None:
-        """Only the shapes of both models are looked at."""
+        """`whole` and `own` are the whole model and the rank's model; only their shapes are
+        used."""
         self._whole = whole
         self._own = own
         self._share = Share(groups.place.tensor, groups.mesh.tensor)
         self._has_whole_experts = groups.mesh.expert > 1
 
     def keeps_whole(self, target: str) -> bool:
-        """Whether the weight of that name, or what a rank has of it, is whole, or whole experts."""
+        """Whether the rank has the parameter `target` whole, or whole experts of it."""
         module = self._own.get_submodule(target.rpartition(".")[0])
         return self._share.size == 1 or (self._has_whole_experts and isinstance(module, Experts))
 
     def cut(self, source: WeightPlacement, tensor: Tensor) -> Tensor:
-        """The rank's part of what lies at `source`; a view where it is in one piece."""
+        """The rank's part of `tensor`, the checkpoint's tensor of `source`; a view if the part is
+        contiguous rows or columns."""
         prefix, _, name = source.target.rpartition(".")
         whole, own = self._whole.get_submodule(prefix), self._own.get_submodule(prefix)
         match own:
@@ -193,7 +201,7 @@ class Cutter:
             case Linear() if own.split is Split.OUTPUTS:
                 assert isinstance(whole, Linear)
                 return self._cut_rows(source, tensor, whole.rows, own.rows)
-            case Embedding() | LatentHeads() | Attention():  # attention's sinks: one a head
+            case Embedding() | LatentHeads() | Attention():  # of attention: its sinks, one per head
                 return tensor[self._share.span(len(tensor), len(getattr(own, name)))]
         return tensor
 
@@ -206,10 +214,11 @@ class Cutter:
         return tensor[self._share.span(whole[part], own[part])]
 
     def _cut_expert(self, name: str, tensor: Tensor, whole: int, own: int) -> Tensor:
-        """The rank's part of one expert: of its gate, its up, both; its down; or their biases."""
+        """The rank's part of one expert's tensor `name`: gate and up projections or one of them,
+        down projection, or a bias. `whole` and `own` are hidden widths."""
         if name == DOWN:
             return self._share.columns(tensor)
-        if name == DOWN_BIAS:  # a bias of the sum: one rank adds it
+        if name == DOWN_BIAS:  # added once to the sum over ranks, so only rank 0 has it
             return tensor if self._share.rank == 0 else torch.zeros_like(tensor)
         matrices = len(tensor) // whole
         return self._share.rows(tensor, (whole,) * matrices, (own,) * matrices)

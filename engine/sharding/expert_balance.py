@@ -1,17 +1,19 @@
-"""Where the experts of a layer had better be, from how many pairs each of them gets.
+"""Plans the placement of a layer's experts from their loads, the number of tokens that each got.
 
-Expert parallelism load balancing (EPLB, DeepSeek-V3): the busiest experts get copies, which share
-their pairs, and slots are dealt out so that all ranks get like loads.
+Expert parallelism load balancing (EPLB, DeepSeek-V3, https://arxiv.org/abs/2412.19437): the busiest
+experts get copies, which share their load, and the copies are placed so that ranks get similar
+loads.
 
     global         copies of any expert                ->  slots to ranks
     hierarchical   groups of experts to machines       ->  copies within each  ->  slots to ranks
 
-Where a router chooses groups first (DeepSeek), those of a machine stay together, so that a token is
-sent to few machines. Everything is the longest processing time first, with as many slots on each
-rank; then the busiest rank changes slots with the idlest while that makes both less busy than it.
+If the router chooses groups of experts first (DeepSeek), a group stays on one machine, so that a
+token is sent to few machines. Items are assigned greedily, the largest first, to the least loaded
+rank that has a free slot (the longest-processing-time rule). Then the busiest rank swaps slots with
+the least busy ones as long as that lowers the larger of both loads.
 
-Copies may make things worse where loads happened to fit without. So what comes out is the best of:
-as planned; without copies but of what a rank has anyway; as it is now.
+Copies can make the balance worse if loads happen to fit without them. The result is therefore the
+best of three placements: the planned one, one without copies on other ranks, and the present one.
 """
 
 from __future__ import annotations
@@ -24,31 +26,36 @@ from heapq import heapify, heapreplace, nsmallest
 from baton.engine.mesh.expert_map import ExpertMap
 
 MAX_SWAPS = 1000
-"""Each makes the busiest rank less busy, or one of the busiest: they end by themselves."""
+"""Bound on the number of swaps. Swapping also ends by itself, as each swap lowers a largest
+load."""
 MAX_PARTNERS = 3
-"""The least busy ones, with whom the busiest may change an expert."""
+"""Number of the least busy ranks with which the busiest may swap an expert."""
 MIN_GAIN = 0.05
-"""Share of the mean load: for less no expert is moved; so much changes by chance."""
+"""Least reduction of the largest load, as a share of the mean load, for which experts are moved.
+Smaller changes happen by chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machines:
-    """Ranks that are near each other, and experts that are chosen together."""
+    """The machines that ranks are on, and the groups of experts that the router chooses from."""
 
     num_machines: int = 1
     num_groups: int = 1
 
     @property
     def are_used(self) -> bool:
+        """Whether groups are assigned to machines: there are several machines, and they can get the
+        same number of groups each."""
         return self.num_machines > 1 and self.num_groups % self.num_machines == 0
 
 
 Ranks = list[list[int]]
-"""The experts of each."""
+"""The experts of each rank."""
 
 
 def balanced(loads: Sequence[int], now: ExpertMap, machines: Machines) -> ExpertMap:
-    """The best that was found, with as few moves as may be; `now` if nothing is clearly better."""
+    """The best placement found, arranged to move few experts; `now` if none is clearly better.
+    `loads`: pairs by expert."""
     num_machines = machines.num_machines if machines.are_used else 1
     size, count = now.num_ranks // num_machines, now.slots_per_rank
     planned, plain = [], []
@@ -62,11 +69,12 @@ def balanced(loads: Sequence[int], now: ExpertMap, machines: Machines) -> Expert
 
 
 def busiest(found: ExpertMap, loads: Sequence[int]) -> float:
+    """The load of the busiest rank, in pairs."""
     return max(found.loads_of_ranks(loads))
 
 
 def by_machine(loads: Sequence[int], machines: Machines) -> Ranks:
-    """The experts of each: whole groups, as many on each."""
+    """The experts of each machine: whole groups, the same number on each machine."""
     if not machines.are_used:
         return [list(range(len(loads)))]
     size, num_machines = len(loads) // machines.num_groups, machines.num_machines
@@ -79,10 +87,8 @@ def by_machine(loads: Sequence[int], machines: Machines) -> Ranks:
 def without_copies(
     loads: Sequence[int], experts: Sequence[int], num_ranks: int, slots_per_rank: int
 ) -> Ranks:
-    """One rank has all of an expert; slots that are left over get what their rank has.
-
-    Where there are fewer experts than ranks, some have none.
-    """
+    """A placement in which each expert is on one rank. Slots that are left over repeat their rank's
+    experts. With fewer experts than ranks, some ranks get none."""
     dealt = _deal([float(loads[expert]) for expert in experts], num_ranks, slots_per_rank)
     every = [[experts[item] for item in own] for own in dealt]
     return [(own * slots_per_rank)[:slots_per_rank] for own in every]
@@ -91,7 +97,8 @@ def without_copies(
 def with_copies(
     loads: Sequence[int], experts: Sequence[int], num_ranks: int, slots_per_rank: int
 ) -> Ranks:
-    """Another copy of whose copies are busiest, until all slots are taken; then to ranks."""
+    """A placement with copies: the expert with the largest load per copy gets another one, until
+    all slots are taken; then slots are assigned to ranks."""
     slots = list(experts)
     queue = [(-float(loads[expert]), expert, 1) for expert in slots]
     heapify(queue)
@@ -108,7 +115,8 @@ def with_copies(
 
 
 def _deal(weights: Sequence[float], num_packs: int, most: int) -> Ranks:
-    """Items to packs of at most so many: the heaviest first, each to the lightest pack."""
+    """Assign items to packs of at most `most` items: the heaviest first, each to the lightest pack
+    with room. Returns the indices of each pack's items."""
     packs: Ranks = [[] for _ in range(num_packs)]
     sums = [0.0] * num_packs
     for item in sorted(range(len(weights)), key=lambda item: (-weights[item], item)):
@@ -120,7 +128,8 @@ def _deal(weights: Sequence[float], num_packs: int, most: int) -> Ranks:
 
 
 def _swap(packs: Ranks, weights: Sequence[float]) -> None:
-    """Swap items until the heaviest pack finds no other with which a swap makes both lighter."""
+    """Swap items between the heaviest pack and one of the lightest as long as both are lighter
+    after the swap than the heaviest was before."""
     sums = [sum(weights[item] for item in pack) for pack in packs]
     for _ in range(MAX_SWAPS):
         heavy = max(range(len(packs)), key=sums.__getitem__)
@@ -142,10 +151,9 @@ def _swap(packs: Ranks, weights: Sequence[float]) -> None:
 
 
 def like(now: ExpertMap, ranks: Ranks, size: int) -> ExpertMap:
-    """The map with sets of experts moved to the ranks and slots that have most of them in `now`.
-
-    They change places among `size` ranks, those of one machine.
-    """
+    """The map of this placement in which each set of experts goes to the rank that has most of them
+    in `now`, and each expert stays in its slot if possible. Sets are exchanged only among the
+    `size` ranks of one machine."""
     experts: list[int] = []
     for first in range(0, now.num_ranks, size):
         run = range(first, first + size)
@@ -155,7 +163,8 @@ def like(now: ExpertMap, ranks: Ranks, size: int) -> ExpertMap:
 
 
 def _nearest(now: ExpertMap, ranks: Ranks, run: range) -> Ranks:
-    """Sets to ranks, most in common first."""
+    """The sets of experts by rank of `run`. Pairs of set and rank with the most experts in common
+    are matched first."""
     counts = [Counter(own) for own in ranks]
     pairs = sorted(
         (-(counts[which] & Counter(now.of_rank(rank))).total(), which, rank)
@@ -172,7 +181,7 @@ def _nearest(now: ExpertMap, ranks: Ranks, run: range) -> Ranks:
 
 
 def _in_place(now: Sequence[int], own: Sequence[int]) -> list[int]:
-    """The experts by slot; those that are there already keep theirs."""
+    """The experts `own` by slot; those that the rank has `now` keep their slots."""
     left = Counter(own)
     kept: list[int | None] = []
     for expert in now:

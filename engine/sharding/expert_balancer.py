@@ -1,12 +1,13 @@
-"""Moving experts while serving: the lead looks at their loads now and then, and evens them out.
+"""Rebalances experts while serving: the lead rank reads their loads every N passes and moves
+experts between ranks if that evens out the loads.
 
-    pass      N       look: how many pairs went to each expert, since the last look
+    pass      N       read how many pairs went to each expert since the last time
               N + 1   layer 0: plan; if it is worth it, all ranks move its experts
               N + 2   layer 1 ..                         one layer before each pass
-              N + L   the last layer; then N passes until the next look
+              N + L   the last layer; then N passes until the loads are read again
 
-Moving is bound by one layer's weights a pass, so requests wait for moments. Until then a layer is
-computed as before, and from then on with the same weights elsewhere: tokens are those they were.
+At most one layer's weights are moved before a pass, so requests wait for moments only. A moved
+expert has the same weights on its new rank, so outputs do not change.
 """
 
 from __future__ import annotations
@@ -22,17 +23,18 @@ from baton.engine.sharding.expert_balance import balanced
 from baton.engine.sharding.held_experts import HeldExperts
 
 LOOK_PASSES = 1000
-"""Passes between reports of the loads where no expert is moved."""
+"""Passes between reports of the loads if rebalancing is off."""
 
 
 class ExpertBalancer:
-    """The balancer of an engine's lead, whose ranks do what it tells them.
+    """Runs on an engine's lead rank, which tells the other ranks what to move.
 
-    Engines that share experts count the same passes, and from the same loads they plan the same.
+    Engines that share experts (data parallelism) count the same passes and sum the same loads, so
+    each of them makes the same plan.
     """
 
     def __init__(self, held: HeldExperts, groups: MeshGroups, rebalance_passes: int) -> None:
-        """Experts are moved after so many passes; 0: never."""
+        """`rebalance_passes`: number of passes between rebalances; 0 never moves an expert."""
         self.load = ExpertLoad()
         self._held = held
         self._groups = groups
@@ -41,12 +43,13 @@ class ExpertBalancer:
         self._maps = dict(held.start)
         """Expert maps by layer, other pipeline stages' layers included."""
         self._waiting: deque[tuple[int, Sequence[int]]] = deque()
-        """Layers to look at, with the loads of their experts."""
+        """Layers still to be planned, with the loads of their experts."""
         self._num_passes = 0
-        """Since all layers were looked at."""
+        """Passes since all layers were planned."""
 
     def turn(self) -> None:
-        """Do the work between two passes; called before each."""
+        """Do the balancing work that is due before a pass. Raises RuntimeError if a rank is
+        gone."""
         if self._waiting:
             self._balance(*self._waiting.popleft())
             return
@@ -56,7 +59,8 @@ class ExpertBalancer:
             self._look()
 
     def _look(self) -> None:
-        """Raises RuntimeError if a rank is gone."""
+        """Sum the loads of all ranks, report them and queue the layers. Raises RuntimeError if a
+        rank is gone."""
         self._tell(tally_words())
         of_engine = added_up(self._held.tally(), self._groups.engine)
         loads = self._by_layer(added_up(of_engine, self._groups.data))
@@ -87,7 +91,8 @@ class ExpertBalancer:
 
 
 def added_up(words: array[int], ranks: Ranks) -> array[int]:
-    """The sums of the words of all ranks, which do this at once."""
+    """The elementwise sums of all ranks' `words`. A collective: all ranks of the group call it at
+    the same time. Raises RuntimeError if one of them is gone."""
     if not isinstance(ranks, RankGroup):
         return words
     return array("q", [sum(each) for each in zip(*ranks.gather(words), strict=True)])

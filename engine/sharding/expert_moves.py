@@ -1,12 +1,13 @@
-"""Experts on their way from one map to another, of one layer, between two passes.
+"""Moves the experts of one layer between ranks, from one placement to another, between two passes.
 
     slot     | rank 0: 0 1 2 | rank 1: 3 4 5 |
     from     |         0 1 2 |         2 3 0 |       slot 5 has a copy of expert 0,
     to       |         0 1 2 |         2 3 1 |       and gets one of expert 1, from slot 1
 
-Every rank knows both maps, so all know who sends what to whom: nothing but weights is exchanged, as
-they are kept, matrix after matrix, and of all slots some bytes at a time. What comes is put in its
-place when as much has left all slots, so one may be sent and overwritten at once.
+Every rank knows both maps and derives from them which rank sends what to which, so only weights are
+exchanged. They are sent in the format they are stored in, one matrix after the other, a part of all
+slots at a time. A received part is written only after the same part of all slots has been sent, so
+a slot may be sent and overwritten in one move.
 """
 
 from __future__ import annotations
@@ -23,19 +24,20 @@ from baton.engine.mesh.ranks import RankGroup
 from baton.kernels.experts.moe import stacks_of
 
 PART_BYTES = 64 << 20
-"""Bytes that a rank sends, or receives, at once: memory for them must be found beside all else."""
+"""Most bytes that a rank sends, and receives, at once; needs buffers of this size in addition."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A move of one expert's weights, by slots of all ranks."""
+    """A copy of one expert's weights between two slots, numbered over all ranks."""
 
     source: int
     target: int
 
 
 def moves(old: ExpertMap, new: ExpertMap) -> list[Move]:
-    """Moves within a rank where it has a copy already; of other experts each copy sends as many."""
+    """The moves from `old` to `new`. An expert is copied within its rank if there is a copy of it;
+    otherwise from the rank that sends least so far."""
     count = old.slots_per_rank
     num_sent = [0] * old.num_ranks
     found = []
@@ -60,7 +62,8 @@ def move_weights(
     *,
     part_bytes: int = PART_BYTES,
 ) -> None:
-    """All ranks of the group do this at once. Raises RuntimeError once one of them is gone."""
+    """Move this rank's experts from `old` to `new`. A collective: all ranks of the group call it at
+    the same time. Raises RuntimeError if one of them is gone."""
     plans = [
         _Plan.of_rank(moves(old, new), rank, ranks.size, old.slots_per_rank)
         for rank in range(ranks.size)
@@ -68,10 +71,11 @@ def move_weights(
     own, most = plans[ranks.rank], max(len(each) for plan in plans for each in plan.by_slot)
     step = max(1, part_bytes // max(1, most))
     for stack in experts_stacks(experts):
-        rows = stack.flatten(1).view(torch.uint8)  # no copy: they lie end to end
+        rows = stack.flatten(1).view(torch.uint8)  # [slots, bytes], a view: slots are contiguous
         for start in range(0, rows.shape[1], step):
             part = rows[:, start : start + step]
-            sent = part.new_empty(len(own.sources), part.shape[1])  # indexing goes byte by byte
+            # Copied row by row: indexing with a list would copy byte by byte.
+            sent = part.new_empty(len(own.sources), part.shape[1])
             for row, slot in zip(sent, own.sources, strict=True):
                 row.copy_(part[slot])
             found = ranks.all_to_all(sent, own.sent, own.received)
@@ -80,24 +84,27 @@ def move_weights(
 
 
 def experts_stacks(experts: Experts) -> Sequence[Tensor]:
-    """Everything that differs from expert to expert, by slot."""
+    """All tensors of the experts, [slots, ...] each: matrices, their scales, and biases."""
     biases = [each for each in (experts.gate_up_bias, experts.down_bias) if each is not None]
     return [*stacks_of(experts.gate_up), *stacks_of(experts.down), *biases]
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """One rank's moves, by its own slots; both in the order of the other rank, then of moves."""
+    """One rank's sends and receives, each in the order of the other rank, then of the moves."""
 
     sources: list[int]
+    """The rank's own slots to send."""
     sent: list[int]
-    """Slots sent to each rank."""
+    """Number of slots sent to each rank."""
     targets: list[int]
+    """The rank's own slots to write."""
     received: list[int]
-    """Slots received from each rank."""
+    """Number of slots received from each rank."""
 
     @property
     def by_slot(self) -> tuple[list[int], list[int]]:
+        """`sources` and `targets`."""
         return self.sources, self.targets
 
     @classmethod

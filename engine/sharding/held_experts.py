@@ -1,10 +1,11 @@
-"""The experts of a rank that has whole ones: which it reads, and where it finds all others.
+"""Expert parallelism: which whole experts a rank holds, and on which ranks all others are.
 
-    expert parallel 1     a slice of every expert on each rank of a tensor group
-    more                  some whole experts on each, in slots; see kernels/experts/expert_slots.py
+    expert parallel 1     each rank of a tensor group has a slice of every expert
+    more                  each rank has some whole experts, in slots: expert_slots.py
 
-Tokens are on all ranks of a tensor group: each rank computes those pairs of token and choice that
-go to its own experts, and the sum that follows a feed-forward anyway makes them whole.
+All ranks of a tensor group have the same tokens. Each rank computes the pairs of token and expert
+that go to its own experts, and the all-reduce that follows a feed-forward layer anyway adds them
+up.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def check_experts(config: ModelConfig, mesh: Mesh) -> None:
-    """Raises InvalidConfig if there are none to spread, or over ranks that do not share tokens, or
-    if there would be more copies than experts."""
+    """Raise InvalidConfig if `mesh` asks for expert parallelism and the model has no experts, the
+    number of ranks is neither that of a tensor group nor that of all data-parallel groups, or
+    experts do not fit into slots (`num_slots`)."""
     if mesh.expert == 1:
         return
     mixtures = [layer.moe for layer in config.layers if layer.moe is not None]
@@ -47,23 +49,24 @@ def check_experts(config: ModelConfig, mesh: Mesh) -> None:
     if mesh.expert not in (mesh.tensor, mesh.tensor * mesh.data):
         raise InvalidConfig(
             f"expert parallel {mesh.expert}: experts are spread over the {mesh.tensor} ranks of a "
-            f"tensor group, or over those of all data places, {mesh.tensor * mesh.data}"
+            f"tensor group or over the {mesh.tensor * mesh.data} ranks of all data-parallel "
+            "groups; set parallel.expert to one of both numbers"
         )
 
 
 class HeldExperts:
-    """The experts of one rank's model, by the names of its modules of experts."""
+    """The experts of one rank's model, by module name."""
 
     def __init__(self, model: nn.Module, config: ModelConfig, groups: MeshGroups) -> None:
-        """All ranks that experts are spread over do this at once."""
+        """A collective: all ranks that experts are spread over call it at the same time."""
         mesh, self._ranks = groups.mesh, groups.expert
         self.modules: dict[str, Experts] = {}
         self.maps: dict[str, ExpertMap] = {}
-        """Where experts are now."""
+        """The present placement of experts, by module name."""
         self.machines = Machines()
         self.start: dict[int, ExpertMap] = {}
-        """Where they were at first, in the layers of the whole model."""
-        self._counts = groups.place.tensor == 0  # the others see the same pairs
+        """The initial placement of experts, by layer of the whole model."""
+        self._counts = groups.place.tensor == 0  # all tensor ranks see the same pairs: one counts
         if mesh.expert == 1:
             return
         routings = {i: layer.moe.routing for i, layer in enumerate(config.layers) if layer.moe}
@@ -80,8 +83,8 @@ class HeldExperts:
         )
 
     def own(self, placements: Sequence[WeightPlacement]) -> list[WeightPlacement]:
-        """Placements without those of experts that only others have; each other one goes to its
-        slot."""
+        """`placements` without experts that this rank does not hold; an expert that it holds is
+        placed in its slot."""
         if not self.maps:
             return list(placements)
         slots = {
@@ -98,7 +101,7 @@ class HeldExperts:
         return found
 
     def join(self, device: str) -> None:
-        """Let the experts know where each is."""
+        """Give the model's modules their tables of slots, on `device`."""
         for name, module in self.modules.items():
             found = self.maps[name]
             starts, slots = tables(found)
@@ -111,8 +114,9 @@ class HeldExperts:
             )
 
     def tally(self) -> array[int]:
-        """The loads of all experts of the whole model since they were last asked for, of the
-        layers that this rank has, if it is the one to tell."""
+        """Pairs by expert since the last call, for all layers of the whole model, layer after
+        layer. They are 0 for layers of other pipeline stages, and on all but the first rank of each
+        tensor group, so that the sum over ranks is right."""
         words = array("q")
         for layer, found in self.start.items():
             module = self._of_layer(layer)[1]
@@ -124,12 +128,11 @@ class HeldExperts:
         return words
 
     def move(self, layer: int, experts: Sequence[int]) -> None:
-        """Bring the experts of a layer to these slots: all of its ranks do this at once.
-
-        Raises RuntimeError once one of them is gone.
+        """Move the experts of a layer so that slot i, over all ranks, holds `experts`[i]. A
+        collective: all ranks call it at the same time. Raises RuntimeError if one of them is gone.
         """
         name, module = self._of_layer(layer)
-        if module is None:  # the layer is of another stage
+        if module is None:  # the layer belongs to another pipeline stage
             return
         assert module.slots is not None and isinstance(self._ranks, RankGroup)
         old = self.maps[name]
@@ -146,7 +149,8 @@ class HeldExperts:
 
 
 def tables(found: ExpertMap) -> tuple[Tensor, Tensor]:
-    """`starts` and `slots` of `ExpertSlots`."""
+    """`starts` and `slots` of `ExpertSlots`, int32: the slots of expert e are
+    `slots[starts[e] : starts[e + 1]]`."""
     by_expert = found.slots_by_expert
     starts = accumulate((len(slots) for slots in by_expert), initial=0)
     slots = [slot for each in by_expert for slot in each]
@@ -154,7 +158,8 @@ def tables(found: ExpertMap) -> tuple[Tensor, Tensor]:
 
 
 def num_machines(ranks: Ranks) -> int:
-    """Machines that have as many of the ranks each, neighbours; 1 if they have not."""
+    """Number of machines, if each has the same number of consecutive ranks; otherwise 1. A
+    collective over `ranks`."""
     if not isinstance(ranks, RankGroup):
         return 1
     own = int.from_bytes(blake2b(_machine().encode(), digest_size=7).digest())
@@ -164,7 +169,7 @@ def num_machines(ranks: Ranks) -> int:
 
 
 def _machine() -> str:
-    """Processes in several containers of one machine say the same, where there is Linux."""
+    """A name of this machine. On Linux it is the same in all containers of a machine."""
     try:
         return BOOT_ID.read_text().strip()
     except OSError:

@@ -1,8 +1,8 @@
-"""Which rows of which parameter of ours each tensor of a checkpoint becomes.
+"""Which rows of which model parameter each tensor of a checkpoint becomes.
 
-target <- sources, stacked     a matrix and its parts                            {i} counts layers
-target <- sources of {e}       all experts of a layer, of each a tensor or two   {e} counts experts
-target <- a source without     all experts, stacked in one tensor
+target <- sources, stacked        a matrix and its parts                        {i} counts layers
+target <- sources with {e}        a tensor or two of each expert of a layer     {e} counts experts
+target <- a source without {e}    all experts of a layer, stacked in one tensor
 """
 
 from __future__ import annotations
@@ -20,33 +20,40 @@ from baton.engine.models.skeleton.family import Family
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightPlacement:
+    """One tensor of a checkpoint, or one expert of it, and where it goes in the model."""
+
     source: str
+    """Name of the tensor in the checkpoint."""
     target: str
+    """Name of the model's parameter."""
     rows: slice
+    """The rows of `target` (of one expert, if it holds experts) that the source becomes."""
     shape: tuple[int, ...]
     """Shape of the tensor as it is stored."""
     arrangement: Arrangement
+    """How the stored tensor is converted to the layout of the parameter."""
     expert: int | None = None
-    """The expert that it is a part of, if the target is of all experts."""
+    """The expert that the source is a part of, if the target holds all experts."""
     is_of_stack: bool = False
-    """Whether the source holds all experts, of which this is one."""
+    """Whether the source holds all experts, stacked."""
     slot: int | None = None
-    """Where that expert is kept among those that are."""
+    """Index of that expert in the target of this rank."""
 
 
 def place(
     model: nn.Module, family: Family, num_layers: int, names: Collection[str] = ()
 ) -> Iterator[WeightPlacement]:
-    """Where all parameters of `model` come from, by the names of a whole checkpoint.
+    """The placements of all parameters of `model`, with the source names of a whole checkpoint.
 
-    `names` are those that are there, which decides where a family knows several.
+    `names` are the tensors that the checkpoint has. They decide between the naming schemes of a
+    family that has several.
     """
     parameters = dict(model.named_parameters())
     for pattern in family.checkpoint:
         arrangement = family.arrangements.get(pattern, AS_IS)
         for i in range(num_layers if "{i}" in pattern else 1):
             target = pattern.format(i=i)
-            if target not in parameters:  # a bias the model has not, or a head that is tied
+            if target not in parameters:  # a bias the model does not have, or a tied head
                 continue
             patterns = _patterns_of(family, pattern, i, names)
             module = model.get_submodule(target.rpartition(".")[0])
@@ -70,7 +77,8 @@ def place(
 def _patterns_of(
     family: Family, pattern: str, layer: int, names: Collection[str]
 ) -> tuple[str, ...]:
-    """The patterns of the first table whose names are there, else of the first."""
+    """The source patterns from the first naming scheme whose names the checkpoint has, or else from
+    the family's first scheme."""
     tables = (family.checkpoint, *family.other_names)
     known = [table[pattern] for table in tables if pattern in table]
     for patterns in known:
@@ -87,7 +95,7 @@ def _place_experts(
     shape: tuple[int, ...],
     arrangement: Arrangement,
 ) -> Iterator[WeightPlacement]:
-    """Expert by expert, so that never all of them are in memory twice."""
+    """Placements expert by expert, so that only one expert at a time is in memory twice."""
     num_experts, num_rows, *tail = shape
     each = num_rows // len(patterns)
     stored = arrangement.stored_shape((each, *tail))
@@ -107,7 +115,8 @@ def _place_experts(
 
 
 def _rows(module: nn.Module, shape: Sequence[int], num_sources: int) -> Iterator[slice]:
-    """The rows of each source: all if there is one, or those of one of the stacked matrices."""
+    """The target's rows for each source: all rows if there is one source, otherwise those of each
+    of the stacked matrices."""
     counts: tuple[int, ...] = (shape[0],)
     if isinstance(module, Linear) and num_sources > 1:
         counts = module.rows
@@ -120,7 +129,8 @@ def _rows(module: nn.Module, shape: Sequence[int], num_sources: int) -> Iterator
 def find_sources(
     placements: list[WeightPlacement], names: Collection[str], base_prefix: str
 ) -> list[WeightPlacement]:
-    """Placements from a checkpoint of the model without its head, whose names lack the prefix."""
+    """The placements, with `base_prefix` removed from source names that the checkpoint only has
+    without it: it was saved from the base model, without the head."""
 
     def find(source: str) -> str:
         bare = source.removeprefix(base_prefix)

@@ -1,11 +1,11 @@
-"""Which layers each stage of a pipeline has, and what a rank leaves out of its model for that.
+"""Pipeline parallelism: which layers each stage has, and what a rank leaves out of its model.
 
     stage 0          the embedding, the first layers
     stage 1 ..       the next layers
-    the last         the last layers, the norm behind them, the head
+    the last         the last layers, the norm after them, the head
 
-A run of layers each, so that all stages have nearly as many bytes. A table that is embedding and
-head in one is with the first stage and with the last.
+Each stage has a run of consecutive layers, chosen so that stages have similar numbers of
+parameters. A tied embedding is on the first stage and, as the head, on the last.
 """
 
 from __future__ import annotations
@@ -25,26 +25,27 @@ from baton.engine.models.config.model_config import ModelConfig
 from baton.engine.models.skeleton.decoder import Decoder
 
 Stages = tuple[range, ...]
-"""The layers of each."""
+"""The layers of each stage."""
 
 
 class MissingLayer(nn.Module):
-    """A layer that another stage has."""
+    """Stands for a layer that another stage has."""
 
 
 def check_stages(config: ModelConfig, mesh: Mesh) -> None:
-    """Raises InvalidConfig if there is no layer for one of them to begin with."""
+    """Raise InvalidConfig if there are more stages than layers that a stage may begin with."""
     firsts = first_layers(config)
     if mesh.pipeline > len(firsts):
         raise InvalidConfig(
-            f"pipeline parallel {mesh.pipeline}: of the {config.num_layers} layers of this model "
-            f"{len(firsts)} can be the first of a stage"
+            f"pipeline parallel {mesh.pipeline}: only {len(firsts)} of the {config.num_layers} "
+            "layers of this model can be the first of a stage; lower parallel.pipeline"
         )
 
 
 def first_layers(config: ModelConfig) -> Collection[int]:
-    """The layers that a stage may begin with: the first, and all that are given nothing but x, and
-    the residual stream beside it. Others read what an earlier one has chosen to attend to."""
+    """The layers that a stage may begin with: the first, and all whose only input is the hidden
+    state with the residual stream. With sparse attention, a layer without an indexer reuses the
+    tokens that an earlier layer has chosen, so it must be on the same stage as that layer."""
     return [
         number
         for number, layer in enumerate(config.layers)
@@ -53,7 +54,8 @@ def first_layers(config: ModelConfig) -> Collection[int]:
 
 
 def spread_layers(model: Decoder, config: ModelConfig, num_stages: int) -> Stages:
-    """The stages of a whole model, or of what a tensor rank has of it, by its sizes alone."""
+    """The layers of each stage, from the numbers of parameters of `model`: the whole model, or a
+    tensor rank's."""
     sizes = [_size(block) for block in model.blocks]
     sizes[0] += _size(model.embed) + _size(model.positions)
     sizes[-1] += _size(model.norm) + _size(model.embed if model.head is None else model.head)
@@ -61,10 +63,10 @@ def spread_layers(model: Decoder, config: ModelConfig, num_stages: int) -> Stage
 
 
 def balanced(sizes: Sequence[int], num_runs: int, firsts: Collection[int]) -> Stages:
-    """Cut into so many runs, each begun by one of `firsts`, that the squares of their sums are
-    least when added."""
+    """Cut `sizes` into `num_runs` runs, each beginning at one of `firsts`, so that the sum of the
+    squared run sizes is least. Dynamic programming over the ends of runs."""
     sums = list(accumulate(sizes, initial=0))
-    best: dict[int, tuple[int, Stages]] = {0: (0, ())}  # keyed by how many of the sizes are in runs
+    best: dict[int, tuple[int, Stages]] = {0: (0, ())}  # by number of sizes that are in runs
     for _ in range(num_runs):
         begun = {start: found for start, found in best.items() if start in firsts}
         best = {
@@ -82,7 +84,8 @@ def balanced(sizes: Sequence[int], num_runs: int, firsts: Collection[int]) -> St
 
 
 def keep_own_stage(model: Decoder, config: ModelConfig, groups: MeshGroups) -> Stages:
-    """What each stage has, if they are several; `model` is a tensor rank's, without weights."""
+    """Leave out of `model` what other stages have, and return the layers of each stage; empty if
+    there is one stage. `model` is a tensor rank's, without weights."""
     if groups.mesh.pipeline == 1:
         return ()
     stages = spread_layers(model, config, groups.mesh.pipeline)
@@ -91,7 +94,8 @@ def keep_own_stage(model: Decoder, config: ModelConfig, groups: MeshGroups) -> S
 
 
 def keep_stage(model: Decoder, layers: range) -> None:
-    """Leave out of a model, which has no weights yet, what other stages have."""
+    """Leave out of `model`, which has no weights yet, all but `layers`, and the embedding, norm and
+    head if another stage has them."""
     num_layers, is_tied = len(model.blocks), model.head is None
     for layer in range(num_layers):
         if layer not in layers:
@@ -108,7 +112,7 @@ def keep_stage(model: Decoder, layers: range) -> None:
 
 
 def kv_of_layers(layout: KvLayout, layers: range) -> KvLayout:
-    """What is kept of those; they are counted from 0."""
+    """The layout of the KV of `layers` only, which are numbered from 0 in it."""
     kept = (
         (side, tuple(layer - layers.start for layer in side.layers if layer in layers))
         for side in layout.side_caches

@@ -1,9 +1,10 @@
-"""How likely a drafted token is to be accepted, learnt from earlier drafted tokens.
+"""Estimates how likely a draft token is to be accepted, from what became of earlier draft tokens.
 
-    confidence of the drafter  x  acceptance rate of the request  ->  share of such that were right
+    drafter's confidence  x  request's acceptance rate  ->  share of such tokens that were accepted
 
-Only tokens after accepted ones count, because nothing is known of the others. A rate that has not
-been seen yet is given the share of all tokens of the same confidence.
+Both inputs are divided into a few ranges, which gives a table of shares. Only draft tokens whose
+predecessors were all accepted are counted, because the others were not tested. A table entry
+without data starts from the share of all tokens of the same confidence.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from baton.engine.request.request import Request
 
 NUM_CONFIDENCES, NUM_RATES = 8, 4
 PRIOR = 4.0
-"""Tokens that the first guess of a share weighs as many as."""
+"""Weight of a share's initial guess, in tokens."""
 MEMORY = 200.0
-"""Tokens that a share is of, at most: what was longer ago has faded."""
+"""Most tokens that a share counts; older tokens fade out."""
 FADING = 0.85
-"""Factor by which a request's acceptance rate fades with each of its drafts."""
+"""Weight of a request's earlier acceptance rate in its moving average, per draft."""
 NEW = 0.6
-"""The acceptance rate of a request that had no draft verified yet."""
+"""Assumed acceptance rate of a request without a verified draft."""
 
 
 @dataclass(slots=True)
@@ -38,34 +39,38 @@ class _Share:
 
 
 class AcceptanceRates:
+    """Belongs to the engine's thread."""
+
     def __init__(self) -> None:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Forget what came of drafts: they may have become better."""
+        """Forget all outcomes, because drafts may have become better since."""
         lines = [(number + 0.5) / NUM_CONFIDENCES for number in range(NUM_CONFIDENCES)]
         self._of_any = [_Share(PRIOR * line, PRIOR) for line in lines]
         self._of_rate = [[_Share() for _ in range(NUM_RATES)] for _ in lines]
         self._rate_by_request: dict[Request, float] = {}
         self.share = 0.5
-        """Share of lately drafted tokens behind right ones that were right."""
+        """Share of accepted tokens among recent draft tokens whose predecessors were accepted."""
 
     def of(self, request: Request, confidences: Sequence[float]) -> list[float]:
-        """The probability of each token that it and all before it are right."""
+        """The estimated probability, for each draft token, that it and all before it are accepted.
+        `confidences` are the drafter's, one per token."""
         rate = self._place_of_rate(request)
-        hopes, before, share, hope = [], None, 0.0, 1.0
+        probabilities, before, share, probability = [], None, 0.0, 1.0
         for confidence in confidences:
             if confidence != before:
                 place = _place(confidence, NUM_CONFIDENCES)
                 of_any, one = self._of_any[place], self._of_rate[place][rate]
                 known = PRIOR * of_any.num_right / of_any.num
                 share, before = (one.num_right + known) / (one.num + PRIOR), confidence
-            hope *= share
-            hopes.append(hope)
-        return hopes
+            probability *= share
+            probabilities.append(probability)
+        return probabilities
 
     def learn(self, request: Request, confidences: Sequence[float], num_right: int) -> None:
-        """Learn that the first `num_right` of these drafted tokens were right."""
+        """Learn that of a draft with these confidences the first `num_right` tokens were
+        accepted."""
         was = self._rate_by_request.get(request, NEW)
         rate, before = _place(was, NUM_RATES), None
         for position, confidence in enumerate(confidences[: num_right + 1]):

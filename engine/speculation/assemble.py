@@ -1,4 +1,4 @@
-"""Builds the drafter of an engine, as its configuration says."""
+"""Builds an engine's drafter from its configuration."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from baton.engine.speculation.speculation import Speculation
 from baton.engine.speculation.suffix import SuffixDrafter
 
 Drafting = LoadedModel | DraftHead | MedusaHeads
-"""What is read from a checkpoint to draft with."""
+"""A draft model or draft heads, loaded from a checkpoint."""
 MIN_TAPED = 64
-"""Tokens of the largest pass of a head that is on its tape, at least."""
+"""Least size, in tokens, of the largest pass recorded for a draft head."""
 TOKENS_OF_REQUEST, MAX_DRAFT_BYTES = 2048, 1 << 29
-"""Size of a draft model's KV cache, unless it is configured: tokens of each request that may run,
-or more of fewer; and bytes at most."""
+"""Default size of a draft model's KV cache: tokens for each request that may run, shared by all
+running requests; and the limit in bytes."""
 
 
 def speculation_of(
     config: EngineConfig, info: ModelInfo, device: str, draft: Drafting | None = None
 ) -> Speculation | None:
-    """None if nothing is to be drafted. `draft` is the small model of the method `draft`, or the
-    head of a method that has one.
+    """The speculation that `config` asks for; None if it is off. `draft` is the draft model of
+    method `draft`, or the heads of methods that use heads.
 
-    Raises InvalidConfig if it is missing, or a model of other tokens.
+    Raises InvalidConfig if `draft` is missing or has another vocabulary than the model.
     """
     speculation = config.speculation
     if speculation.method == "off":
@@ -65,8 +65,9 @@ def _budget(
 
 
 def num_draft_blocks(config: EngineConfig, layout: KvLayout, max_model_len: int) -> int:
-    """Blocks of KV, laid out so, of what drafts for so many tokens a request. Raises InvalidConfig
-    if there is no room for one."""
+    """Number of KV blocks of a drafter whose KV has this layout and whose requests have at most
+    `max_model_len` tokens. Raises InvalidConfig if the configured memory does not hold one
+    block."""
     of_request = layout.num_blocks_for(min(max_model_len, TOKENS_OF_REQUEST))
     num_wanted = max(
         config.scheduler.max_running * of_request, layout.num_blocks_for(max_model_len)
@@ -85,12 +86,15 @@ def num_draft_blocks(config: EngineConfig, layout: KvLayout, max_model_len: int)
 def _reader(
     config: EngineConfig, info: ModelInfo, device: str, head: Drafting | None
 ) -> HeadDrafter | MedusaDrafter:
-    """What drafts by the hidden states that it is shown."""
+    """A drafter that reads the model's hidden states. Raises InvalidConfig if there is no head."""
     method, has_own_noise = config.speculation.method, _has_own_noise(config)
     if isinstance(head, MedusaHeads):
         return MedusaDrafter(head, eos_token_ids=info.eos_token_ids, has_own_noise=has_own_noise)
     if head is None or isinstance(head, LoadedModel):
-        raise InvalidConfig(f"speculation.method {method}: there is no head to draft with")
+        raise InvalidConfig(
+            f"speculation.method {method} needs a draft head, and none was loaded; "
+            "use a checkpoint that has one, or another method"
+        )
     scheduler, layout = config.scheduler, head.layout(info.layout(config.cache.block_size))
     longest = min(info.max_model_len, scheduler.max_model_len or info.max_model_len)
     num_blocks = num_draft_blocks(config, layout, longest)
@@ -118,7 +122,9 @@ def _drafter(config: EngineConfig, info: ModelInfo, device: str, draft: Drafting
         case "ngram":
             return NgramDrafter()
     if not isinstance(draft, LoadedModel):
-        raise InvalidConfig("speculation.method draft: speculation.model names no model")
+        raise InvalidConfig(
+            "speculation.method draft needs a draft model; set speculation.model to its checkpoint"
+        )
     return _model_drafter(config, info, device, draft)
 
 
@@ -127,8 +133,8 @@ def _model_drafter(
 ) -> ModelDrafter:
     if draft.info.vocab_size != info.vocab_size:
         raise InvalidConfig(
-            f"speculation.model: a draft model of {draft.info.vocab_size} tokens, and the model "
-            f"has {info.vocab_size}; it must be one of the same tokenizer"
+            f"speculation.model: the draft model has a vocabulary of {draft.info.vocab_size} "
+            f"tokens, and the model one of {info.vocab_size}; use one with the same tokenizer"
         )
     scheduler, layout = config.scheduler, draft.info.layout(config.cache.block_size)
     longest = min(draft.info.max_model_len, scheduler.max_model_len or draft.info.max_model_len)

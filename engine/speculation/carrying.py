@@ -1,11 +1,11 @@
-"""Whether what drafting needs of a prompt is sent with its KV, or computed where it is drafted:
-whichever takes less time, by bytes and FLOPs.
+"""Whether a drafter's input for a prompt is sent with the prompt's KV or computed again where it
+drafts: whichever takes less time, estimated from bytes and FLOPs.
 
-                  sent                                         computed
-    head          a vector a token                             the whole model, once more
-    draft model   its KV, which was computed before            its KV
+                  sent                                         computed again by
+    head          one feature vector per token                 the whole model
+    draft model   its own KV, computed by the sender           the draft model
 
-Both times are of one token, and neither overlaps with the other.
+Times are per prompt token. Sending and computing are assumed not to overlap with anything.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ Way = Literal["carry", "compute"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speeds:
-    """Rough speeds of a deployment: choices that are near each other cost nearly the same."""
+    """Rough speeds of a deployment. They need not be exact: where the choice is close, both ways
+    take nearly the same time."""
 
     link_bytes_s: float
     """Bytes a second between replicas."""
@@ -30,20 +31,21 @@ SPEEDS = {
     "cuda": Speeds(link_bytes_s=1.25e9, device_flops_s=400e12),
     "cpu": Speeds(link_bytes_s=1.25e9, device_flops_s=1e12),
 }
-"""Speeds by kind of device: 10 Gbit/s, and what a large one computes. A faster link speaks for
-carrying still more, and so does a slower device."""
+"""Assumed speeds by kind of device: a link of 10 Gbit/s, and a large device of that kind. A faster
+link or a slower device would favour sending even more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What drafting needs of a token."""
+    """The cost per prompt token of both ways."""
 
     carried_bytes: float
     carried_flops: float = 0.0
-    """To make what is carried, beside what prefill computes anyway."""
+    """FLOPs to compute what is sent, in addition to those of the prefill."""
     computed_flops: float
 
     def seconds(self, way: Way, speeds: Speeds) -> float:
+        """Seconds per prompt token."""
         if way == "compute":
             return self.computed_flops / speeds.device_flops_s
         made_s = self.carried_flops / speeds.device_flops_s

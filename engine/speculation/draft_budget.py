@@ -1,11 +1,12 @@
-"""How many tokens to draft: as many as pay, given what earlier steps with as many drafts took.
+"""How many tokens to draft in a step: as many as make decoding faster, judged by the measured times
+of earlier steps.
 
     begins     whether to draft in this step
-    depth      tokens a request to ask the drafter for
-    num_rows   how many of the drafted tokens, the likeliest, the pass is to verify
-    learn      what the step took
+    depth      how many tokens per request to ask the drafter for
+    num_rows   how many of the draft tokens, the likeliest, the pass verifies
+    learn      takes in how long the step took
 
-The arithmetic, and whether a trial could pay at all: `payoff.py`. When to pause: `pause.py`.
+The estimate of the speedup is in `payoff.py`, the rules for pausing in `pause.py`.
 """
 
 from __future__ import annotations
@@ -20,23 +21,29 @@ from baton.engine.speculation.payoff import Payoff, is_mixed, num_rows
 from baton.engine.speculation.watch import WORTH
 
 PLAIN_EVERY, PLAIN_SELDOM, NUM_PLAIN = 32, 128, 2
-"""After so many steps with drafts come so many without: what those take is to stay known. Seldom
-where drafts win so much that it hardly matters, and each step without forgoes it."""
+"""After `PLAIN_EVERY` steps with drafts, `NUM_PLAIN` steps run without, to keep the time of a plain
+step up to date. While drafts save a large share of the time it is after `PLAIN_SELDOM` steps: plain
+steps are costly then, and their exact time hardly matters."""
 SURE_GAIN = 0.3
-"""Share of the time saved from which on `PLAIN_SELDOM` holds."""
+"""`PLAIN_SELDOM` applies while drafts save more than this share of the time."""
 MAX_NAP = 32.0
-"""Steps of a rest that are added up together: one may take longer than those before."""
+"""Most steps of a pause whose times are added up before the budget is told of them. A limit is
+needed because later steps may take longer than the one the nap was planned by."""
 MIN_COMPARED = 8
-"""Drafts that nobody verified from which on they tell that a trial would come to nothing."""
+"""Number of compared, unverified drafts after which their gain is trusted to say that a trial would
+gain nothing."""
 
 
 class DraftBudget(Protocol):
+    """Decides how many tokens are drafted and verified in each step. Belongs to the engine's
+    thread."""
+
     max_tokens: int
-    """Most drafted tokens of a request."""
+    """Most draft tokens per request and step."""
 
     @property
     def is_paused(self) -> bool:
-        """Nothing is drafted for many steps."""
+        """Whether drafting is paused, for many steps."""
 
     @property
     def is_pause_deep(self) -> bool:
@@ -44,51 +51,55 @@ class DraftBudget(Protocol):
 
     @property
     def num_pauses(self) -> int:
-        """The pauses so far that began because drafts lost time."""
+        """Number of pauses so far that began because drafting lost time."""
 
     @property
     def has_lost(self) -> bool:
-        """Drafts have lost time, and won none since."""
+        """Whether drafting has lost time and saved none since."""
 
     def begins(self, num_running: int) -> bool:
-        """Whether to draft for the next step; asked once each."""
+        """Whether to draft for the next step, in which `num_running` requests run. Called once per
+        step."""
 
     def begins_trial(self) -> bool:
-        """Whether what is known of drafts shall be forgotten for it; asked once each."""
+        """Whether the next step begins a trial, for which the learnt acceptance rates shall be
+        forgotten. Called once per step."""
 
     def depth(self, num_running: int, num_asking: int, share: float | None) -> int:
-        """Tokens to draft for each who asks, of those who run.
+        """Number of tokens to draft for each of `num_asking` requests, out of `num_running`.
 
-        `share`: of drafted tokens those that are right, if drafting more takes longer.
+        `share`: the share of recent draft tokens that were accepted, for drafters whose cost grows
+        with the number of tokens; None for the others.
         """
 
-    def num_rows(self, num_running: int, hopes: Sequence[float]) -> int:
-        """How many of the drafted tokens to verify; `hopes`: how likely each is to survive, the
-        most hopeful first."""
+    def num_rows(self, num_running: int, probabilities: Sequence[float]) -> int:
+        """How many of the draft tokens to verify. `probabilities`: of each that it is accepted, the
+        likeliest first."""
 
     def learn(self, report: StepReport, seconds: float) -> None:
-        """A step is over, drafted for or not."""
+        """Take in a step that took `seconds`, with drafts or without."""
 
     def nap_s(self, step_s: float) -> float:
-        """Seconds of steps to come, such as the last one, in which it need be told of nothing; 0
-        if it is to learn from the next."""
+        """Seconds of coming steps for which `learn` need not be called, if they take `step_s` each
+        like the last one; 0 if it must learn from the next step."""
 
     def slept(self, seconds: float) -> None:
-        """Steps are over of which it was told nothing else."""
+        """Take in that steps of `seconds` in all are over for which `learn` was not called."""
 
     def row_price(self, num_running: int) -> float | None:
-        """What a verified token costs, in tokens; None if it is not known."""
+        """Cost of verifying one draft token, in tokens that plain decoding would have produced in
+        the same time; None if it is not known."""
 
     def watched(self, gain: float, num_compared: int) -> bool:
-        """Whether the pause ends because so many drafts that nobody verified would have won so
-        many tokens each, less what they cost."""
+        """Whether the pause ends now. `num_compared` drafts made during it would have gained `gain`
+        tokens each on average, net of the cost of verifying them."""
 
     def left(self) -> None:
-        """A request has left the engine."""
+        """Note that a request has left the engine."""
 
 
 class FixedBudget:
-    """Always all: for tests, and to see what a method does."""
+    """Always drafts and verifies `max_tokens`: for tests, and to measure a method on its own."""
 
     is_paused = is_pause_deep = has_lost = False
     num_pauses = 0
@@ -105,17 +116,17 @@ class FixedBudget:
     def depth(self, num_running: int, num_asking: int, share: float | None) -> int:
         return self.max_tokens
 
-    def num_rows(self, num_running: int, hopes: Sequence[float]) -> int:
-        return len(hopes)
+    def num_rows(self, num_running: int, probabilities: Sequence[float]) -> int:
+        return len(probabilities)
 
     def learn(self, report: StepReport, seconds: float) -> None:
-        """It knows already."""
+        """Does nothing."""
 
     def nap_s(self, step_s: float) -> float:
         return 0.0
 
     def slept(self, seconds: float) -> None:
-        """It does not."""
+        """Does nothing: this budget never pauses."""
 
     def row_price(self, num_running: int) -> float | None:
         return None
@@ -124,33 +135,34 @@ class FixedBudget:
         return False
 
     def left(self) -> None:
-        """It does not matter."""
+        """Does nothing."""
 
 
 class AdaptiveBudget:
-    """A budget of as many drafted tokens as pay, and none for a while where they do not."""
+    """Drafts as many tokens as make decoding faster, and pauses drafting while none do."""
 
     def __init__(self, max_tokens: int, *, steps_before: int = 0, at_once: bool = False) -> None:
-        """`steps_before`: the last steps of a rest, in which the drafter gets ready. `at_once`: it
-        makes all tokens of a draft in one pass."""
+        """`steps_before`: number of steps at the end of a pause in which the drafter reads passes
+        again to get ready. `at_once`: the drafter makes all tokens of a draft in one pass."""
         self.max_tokens = max_tokens
         self._payoff = Payoff(max_tokens, at_once=at_once)
         self._pause = Pause(steps_before)
         self._depth = 0
-        """What was said last."""
+        """The last answer of `depth`; 0 if it was not asked in this step."""
         self._was_asked = self._is_refused = False
-        """Whether this step was asked for drafts, and whether none was worth verifying."""
+        """Whether this step was to be drafted for, and whether no draft token was worth
+        verifying."""
         self._at_once = at_once
         self._num_drafting = 0
-        """Steps with drafts since what others take was measured."""
-        self._hope = 1.0
-        """Share of drafted tokens that may yet be right: of those that take longer to make half as
-        many wrong as lately."""
+        """Steps with drafts since plain steps were measured last."""
+        self._optimistic_share = 1.0
+        """Optimistic share of accepted draft tokens: 1, or for drafters whose cost grows with the
+        number of tokens the share with half as many rejections as recently."""
         self._gain = 0.0
-        """What drafts save lately, in shares of the time."""
+        """Share of the time that drafts have saved in recent steps."""
         self._num_plain_left = 0
         self._was_plain = False
-        """In the last step all decoded, without drafts."""
+        """Whether the last step only decoded, without drafts."""
 
     @property
     def is_paused(self) -> bool:
@@ -186,7 +198,7 @@ class AdaptiveBudget:
 
     def depth(self, num_running: int, num_asking: int, share: float | None) -> int:
         self._depth = self.max_tokens
-        self._hope = 1.0 if share is None else (1 + share) / 2
+        self._optimistic_share = 1.0 if share is None else (1 + share) / 2
         if share is not None:
             self._depth = self._payoff.best_depth(num_running, num_asking, share)
         if self._pause.is_trial:
@@ -194,15 +206,15 @@ class AdaptiveBudget:
         self._is_refused = not self._depth
         return self._depth
 
-    def num_rows(self, num_running: int, hopes: Sequence[float]) -> int:
-        best = self._payoff.best_rows(num_running, hopes)
-        if not best and hopes:
+    def num_rows(self, num_running: int, probabilities: Sequence[float]) -> int:
+        best = self._payoff.best_rows(num_running, probabilities)
+        if not best and probabilities:
             best = int(self._pause.is_trial)
         self._is_refused = not best
         return best
 
     def learn(self, report: StepReport, seconds: float) -> None:
-        if self._pause.is_deep:  # what steps take will be measured when it matters again
+        if self._pause.is_deep:  # step times are measured again towards the end of the pause
             self._rest(report, seconds)
             self._was_plain = False
             return
@@ -210,7 +222,7 @@ class AdaptiveBudget:
         if not report.num_requests:
             return
         recall_s, draft_s = report.recall_ms / 1e3, report.draft_ms / 1e3
-        seconds -= recall_s  # work of prompts, once each: drafts are judged without
+        seconds -= recall_s  # once per prompt, so a step's drafts are judged without it
         self._pause.lose(recall_s)
         if self._pause.is_on:
             self._rest(report, seconds)
@@ -226,7 +238,9 @@ class AdaptiveBudget:
         if balance is not None:
             gain = balance.saved_s / balance.spent_s if balance.spent_s > 0 else 0.0
             self._gain += (gain - self._gain) / 16
-            self._pause.add(balance, partial(self._payoff.stake, balance.num_running, self._hope))
+            self._pause.add(
+                balance, partial(self._payoff.stake, balance.num_running, self._optimistic_share)
+            )
 
     def nap_s(self, step_s: float) -> float:
         return min(self._pause.deep_s(step_s), MAX_NAP * step_s)
@@ -241,7 +255,7 @@ class AdaptiveBudget:
         if gain > WORTH:
             self._pause.wake()
             return True
-        self._pause.is_hopeless = num_compared >= MIN_COMPARED and gain < WORTH / 2
+        self._pause.would_gain_nothing = num_compared >= MIN_COMPARED and gain < WORTH / 2
         return False
 
     def left(self) -> None:
@@ -252,21 +266,21 @@ class AdaptiveBudget:
         self._pause.rest(seconds, partial(self._could_pay, num_running))
 
     def _could_pay(self, num_running: int) -> bool:
-        """Whether as many right drafts as may be hoped for would be worth their rows."""
-        return self._payoff.stake(num_running, self._hope, is_free=True) > 0
+        """Whether drafts with the optimistic acceptance rate would be worth verifying."""
+        return self._payoff.stake(num_running, self._optimistic_share, is_free=True) > 0
 
     def _measure(self, report: StepReport, pass_s: float) -> None:
         num_drafted, payoff = report.num_drafted, self._payoff
         payoff.is_beside_prompts = is_mixed(report)
         if payoff.is_beside_prompts:
             payoff.steps.add_mixed(num_rows(report), pass_s)
-        elif num_drafted or self._was_plain:  # the first without is planned in full
+        elif num_drafted or self._was_plain:  # the first plain step is slower: it is planned anew
             payoff.steps.add(report.num_requests, num_drafted, pass_s)
         self._was_plain = not (num_drafted or payoff.is_beside_prompts)
         self._num_drafting += bool(num_drafted)
 
     def _measures_plain(self) -> bool:
-        """Whether the next step is to show what it takes without drafts."""
+        """Whether the next step runs without drafts to measure how long it takes."""
         is_sure = self._gain > SURE_GAIN
         if self._num_drafting >= (PLAIN_SELDOM if is_sure else PLAIN_EVERY):
             self._num_plain_left, self._num_drafting = NUM_PLAIN, 0

@@ -1,12 +1,14 @@
-"""A smaller model with the same tokenizer drafts what the large one will say, token by token
-(Leviathan et al. 2023, except for the rule: a draft is kept if it is what the large model draws).
+"""A small draft model with the same tokenizer drafts for the large model, token by token (Leviathan
+et al. 2023, https://arxiv.org/abs/2211.17192; by default a draft token is accepted if it equals the
+token that the large model draws, see `verification.py`).
 
-    known  a b c    drafted  x y z     KV of the small model: a b c x y, in blocks of its own
+    known  a b c    drafted  x y z     KV of the draft model: a b c x y, in blocks of its own
     known  a b c x w                   x was right: only w is computed before it drafts again
 
-It samples as the large model will, with the same penalties and the same noise: where both agree
-they draw the same token. (With the published rule its noise is another, and its distribution comes
-with the draft.) It reads each prompt itself, wherever the large model's KV of it comes from.
+The draft model samples with the same penalties and the same noise as the large model, so where both
+agree they draw the same token. With the published acceptance rule it draws with noise of its own
+and returns its distributions with the draft. It computes its KV of each prompt itself, wherever the
+large model's KV comes from.
 """
 
 from __future__ import annotations
@@ -25,44 +27,45 @@ from baton.engine.sampling.sampler import chances_of, draw_and_weigh
 from baton.engine.sampling.sampling_plan import SamplingPlan
 from baton.engine.speculation.drafter import NO_DRAFT, Draft
 
-LEAST_HOPE = 0.1
-"""A draft ends where it is less likely to be right."""
+MIN_PROBABILITY = 0.1
+"""A draft ends where its probability of being right as a whole falls below this."""
 
 
 @dataclass(slots=True, eq=False)
 class _Drafting:
-    """What the small model has of one request."""
+    """The draft model's state of one request."""
 
     request: Request
     computed: list[int]
-    """The tokens whose KV it has."""
+    """The tokens whose KV is in the draft model's cache."""
     num_sure: int
-    """The first of them, which are known to be the request's."""
+    """How many of `computed`, from the first on, are verified tokens of the request."""
     tokens: list[int] = field(default_factory=list)
-    """The draft that is being made."""
+    """The draft tokens made so far."""
     confidences: list[float] = field(default_factory=list)
     q: list[Tensor] = field(default_factory=list)
-    """[V] each: what they were drawn from, if that is told."""
-    hope: float = 1.0
-    """Probability that the whole draft is right; the draft model cannot tell for sampled
-    requests."""
+    """The distributions [V] that the draft tokens were drawn from, for the published rule."""
+    probability: float = 1.0
+    """Probability that the whole draft is right. Stays 1 for sampled requests, for which the draft
+    model cannot tell."""
 
     def begin(self) -> None:
-        """Forget what turned out wrong. The last known token is always computed anew."""
+        """Begin a draft: drop rejected draft tokens from `computed`. The last known token is always
+        computed again, for its logits."""
         known, computed, sure = self.request.tokens, self.computed, self.num_sure
         while sure < min(len(computed), len(known) - 1) and computed[sure] == known[sure]:
             sure += 1
         del computed[sure:]
         self.num_sure = sure
-        self.tokens, self.confidences, self.q, self.hope = [], [], [], 1.0
+        self.tokens, self.confidences, self.q, self.probability = [], [], [], 1.0
 
     def done(self) -> Draft:
-        """The draft, and with it q, which is too much to be kept."""
+        """The finished draft. Its distributions are handed over and not kept, as they are large."""
         q, self.q = self.q, []
         return Draft(self.tokens, self.confidences, q)
 
     def next_tokens(self, most: int) -> list[int]:
-        """The first of those that are not computed."""
+        """The next at most `most` tokens that are not computed yet."""
         start, num_known = len(self.computed), len(self.request.tokens)
         if start < num_known:
             return self.request.tokens[start : start + most]
@@ -85,10 +88,11 @@ class ModelDrafter:
         eos_token_ids: Collection[int],
         has_own_noise: bool = False,
     ) -> None:
-        """`runner`, and all of its cache, are nobody else's; `eos_token_ids` the large model's.
+        """`runner` and its cache are used by this drafter alone; `eos_token_ids` are those of the
+        large model.
 
-        `has_own_noise`: not that of the large model, for the published rule, which is then told
-        what was drawn from: [V] for each token of a draft that is not greedy.
+        `has_own_noise`: draw with other noise than the large model, as the published rule requires.
+        Drafts of requests that are not greedy then carry a distribution [V] per token.
         """
         self._runner = runner
         self._max_batch_tokens = max_batch_tokens
@@ -100,7 +104,7 @@ class ModelDrafter:
     def propose(self, requests: Sequence[Request], max_tokens: int) -> list[Draft]:
         for request in self._drafting.keys() - set(requests):
             if request.phase is not Phase.RUNNING:
-                self.forget(request)  # preempted: whoever runs may have its blocks
+                self.forget(request)  # preempted: its blocks are free for running requests
         drafting = [self._begin(request, max_tokens) for request in requests]
         going = [each for each in drafting if each is not None]
         for _ in range(max_tokens):
@@ -114,7 +118,8 @@ class ModelDrafter:
             self._pool.release(request.holder)
 
     def _begin(self, request: Request, max_tokens: int) -> _Drafting | None:
-        """None if there is no place for so many of its tokens."""
+        """The state of `request` with blocks for a draft; None if there are not enough blocks or
+        its length would exceed what the draft model supports."""
         num_tokens = len(request.tokens) + max_tokens
         if num_tokens > self._runner.info.max_model_len:
             self.forget(request)  # for good: requests only grow
@@ -135,7 +140,8 @@ class ModelDrafter:
         return drafting
 
     def _pass(self, going: Sequence[_Drafting]) -> list[_Drafting]:
-        """A token more of those who have all before it computed; those who go on."""
+        """Run one pass of the draft model, and draw a token for each request whose tokens are then
+        all computed. Returns the drafts that go on."""
         budget = self._max_batch_tokens
         chunks: list[Chunk] = []
         drawing: list[_Drafting] = []
@@ -180,8 +186,12 @@ class ModelDrafter:
         for row, (number, token, confidence, is_finite) in enumerate(found):
             each = drawing[number]
             if not each.request.sampling.temperature:
-                each.hope *= confidence
-            if not is_finite or each.hope < LEAST_HOPE or token in each.request.ending.tokens:
+                each.probability *= confidence
+            if (
+                not is_finite
+                or each.probability < MIN_PROBABILITY
+                or token in each.request.ending.tokens
+            ):
                 continue
             each.tokens.append(token)
             each.confidences.append(confidence)

@@ -1,11 +1,11 @@
-"""One step's drafting: what is drafted for its pass, and which drafters read what the pass
-computes.
+"""The drafting work of one engine step, before and after its pass.
 
     begin    drafts for decoding requests, unless a pass is in flight already or drafting is paused
-    read     hidden states go to the drafters that need them, and are kept with the KV where blocks
-             have room
+    read     gives the pass's hidden states to a drafter that needs them; it stores features with
+             the KV where the layout has room for them
 
-A drafter that reads passes may want the rows of all tokens, and no pass launched ahead of that.
+While a drafter reads hidden states, a pass must return the rows of all tokens, and no pass may be
+launched before the previous one has been read.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from baton.engine.speculation.speculation import Speculation
 
 
 class DraftTurn:
-    """Belongs to the engine's thread; one for all of its steps."""
+    """One object for all steps of an engine. Belongs to the engine's thread."""
 
     def __init__(self, features: FeaturePlane | None, clock: Clock) -> None:
-        """`features`: where those of prompts are kept, if they are."""
+        """`features`: where draft features are kept with the KV; None if they are not."""
         self._features = features
         self._clock = clock
         self._speculation: Speculation | None = None
         self.is_read = False
-        """Whether hidden states of this step are shown to who drafts by them."""
+        """Whether the drafter reads the hidden states of this step's pass."""
         self.recall_s = self.read_s = 0.0
-        """Seconds of this step until the drafter had read the kept features of prompts, and the
-        pass's hidden states.
-        """
+        """Seconds of this step that the drafter took to read kept features of prompts, and to read
+        the pass's hidden states."""
 
     def begin(
         self, speculation: Speculation | None, scheduler: Scheduler, *, is_in_flight: bool
     ) -> Drafts:
-        """Guesses for the pass that is planned next, unless that `is_in_flight` already."""
+        """Drafts for the pass that is planned next. There are none if `speculation` is None or
+        paused, or if that pass `is_in_flight` already."""
         is_idle = speculation is None or speculation.is_napping
         if is_idle and speculation is self._speculation and not self.is_read:
-            return NO_DRAFTS  # all is as in the step before
+            return NO_DRAFTS  # nothing has changed since the step before
         self.recall_s = self.read_s = 0.0
         self._speculation, self.is_read = speculation, False
         if speculation is None:
@@ -68,25 +68,26 @@ class DraftTurn:
         return drafts
 
     def wants_all(self, request: Request) -> bool:
-        """Whether it is to be shown all rows of a request's chunk, not only those sampled from."""
+        """Whether the drafter needs all rows of a request's chunk, not only those sampled from."""
         return self.is_read and request.embedding is None
 
     def read_persistent(self, batch: PersistentBatch, hidden: Tensor) -> None:
-        """A pass of a token each is computed; `hidden` [S, D]."""
+        """Read a pass of `batch`, one token per request; `hidden` [R, D]."""
         if self.is_read:
             self._show([Shown(r, r.num_computed, 1) for r in batch.requests], hidden)
 
     def read(
         self, chunks: Sequence[ScheduledChunk], inputs: Sequence[Chunk], hidden: Tensor
     ) -> None:
-        """The pass of `chunks`, as `inputs`, is computed; `hidden` [S, D] are their outputs."""
+        """Read a pass of `chunks`, which ran as `inputs`; `hidden` [S, D] are their output rows,
+        end to end."""
         if self.is_read:
             starts = [each.start + len(each.tokens) - each.num_outputs for each in inputs]
             nums = [each.num_outputs for each in inputs]
             self._show(list(map(Shown, [chunk.request for chunk in chunks], starts, nums)), hidden)
         if self._features is not None:
             for request, num_tokens, _ in chunks:
-                if request.embedding is not None:  # nobody was shown its rows
+                if request.embedding is not None:  # the drafter was not shown its rows
                     self._features.clear(request, request.num_computed, num_tokens)
 
     def _show(self, shown: Sequence[Shown], hidden: Tensor) -> None:

@@ -1,8 +1,9 @@
-"""Drafters, which guess the tokens that requests will sample: one file a method.
+"""The interface of drafters, which guess the tokens that requests will sample. Each method of
+speculative decoding has a file of its own.
 
-    propose(requests) -> a draft each -> some of their tokens are verified -> propose ...
+    propose(requests) -> one draft each -> some of their tokens are verified -> propose ...
 
-A drafter learns the fate of its drafts from the requests: they have the tokens that were drawn.
+A drafter sees which of its draft tokens were accepted from the requests' tokens.
 """
 
 from __future__ import annotations
@@ -19,24 +20,26 @@ class Draft(NamedTuple):
     tokens: Sequence[int]
     """The next tokens of a request, in order."""
     confidences: Sequence[float]
-    """How sure of each, from 0 to 1, if those before it are right; whatever it means, it is weighed
-    against what came of others that were as sure."""
+    """The drafter's confidence in each token, from 0 to 1, given that those before it are right. It
+    need not be a probability: `AcceptanceRates` learns how often tokens of a confidence are
+    accepted."""
     q: Sequence[Tensor] = ()
-    """[V] For each token: the distribution that it was drawn from, by chance of its own, for the
-    published rule, which then judges by it. None if tokens were chosen in another way. Who gives it
-    drew each token whatever it was, but for those that may end the request: of these q has none.
-    """
+    """For the published acceptance rule (Leviathan et al. 2023): the distribution [V] that each
+    token was drawn from, with noise independent of the model's. Empty if tokens were chosen in
+    another way. A drafter that gives `q` must keep every token that it draws; tokens that may end
+    the request have probability 0 in `q`, as they are never drafted."""
 
 
 NO_DRAFT = Draft((), ())
 
 
 class Refiner(Protocol):
-    """A drafter by what the model samples behind drafts, wrong ones among them. Belongs to the
-    engine's thread."""
+    """A drafter that learns from the tokens that the model draws after draft tokens, including
+    rejected ones. Belongs to the engine's thread."""
 
     def drew(self, request: Request, drafted: Sequence[int], drawn: Sequence[int]) -> None:
-        """What the model says behind what `request` knows by now, and behind each of `drafted`."""
+        """Take in what the model drew after the known tokens of `request` and after each of
+        `drafted`: `drawn` has one token more than `drafted`."""
 
 
 class Drafter(Protocol):
@@ -44,10 +47,10 @@ class Drafter(Protocol):
 
     name: str
     is_costly: bool
-    """Whether the work grows with the tokens drafted, so that they are asked for with care."""
+    """Whether the cost grows with the number of tokens drafted, so that the budget limits it."""
 
     def propose(self, requests: Sequence[Request], max_tokens: int) -> list[Draft]:
-        """A draft for each of `requests`, perhaps an empty one."""
+        """A draft of at most `max_tokens` for each of `requests`, in order; some may be empty."""
 
     def forget(self, request: Request) -> None:
         """Forget a request that has left the engine; unknown ones are ignored."""

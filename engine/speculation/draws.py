@@ -1,8 +1,8 @@
-"""Outputs of requests from the logits of a pass: one token each, or accepted drafts and one token
-more.
+"""Turns the logits of a pass into outputs: one token per request, or its accepted draft tokens and
+one token more.
 
-    logits [S, V] -> sample -> verified -> Answers -> the pool has blocks of drafts back
-                                  |-> Speculation: which were accepted
+    logits [S, V] -> sample -> verified -> Answers -> blocks of rejected drafts go back to the pool
+                                  |-> Speculation: how many were accepted
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Draws:
         *,
         redraws: bool,
     ) -> None:
-        """`redraws`: drafts are judged by the published rule, not by what the model draws."""
+        """`redraws`: draft tokens are accepted by the published rule (rejection sampling) and not
+        by comparison with the tokens that the model draws."""
         self._answers = answers
         self._pool = pool
         self._eos_token_ids = eos_token_ids
@@ -51,7 +52,7 @@ class Draws:
         batch: PersistentBatch | None,
         speculation: Speculation | None,
     ) -> tuple[RequestOutput, ...]:
-        """Draw a token for each row of `logits` and finish the requests that end with it."""
+        """Draw a token for each row of `logits` [S, V] and finish the requests that end with it."""
         if logits is None:
             return ()
         if batch is not None:
@@ -79,8 +80,8 @@ class Draws:
     def _verified(
         self, chunks: Sequence[ScheduledChunk], logits: Tensor, speculation: Speculation | None
     ) -> tuple[RequestOutput, ...]:
-        """Outputs where tokens are drafted: a token sampled behind a draft counts as long as all
-        drafts before it equal what was sampled."""
+        """Outputs of a pass with draft tokens: each request gets its accepted draft tokens and the
+        token drawn after them."""
         runs = runs_of(chunks)
         sampled = [row for run in runs for row in run.rows]
         if len(sampled) < len(logits):
@@ -116,7 +117,7 @@ class Draws:
         now: float,
         speculation: Speculation | None,
     ) -> RequestOutput:
-        """Give a request the tokens that its rows came to, and the pool the blocks for more."""
+        """Give a request its tokens, and return the blocks of rejected draft tokens to the pool."""
         request = run.request
         request.num_drafted += len(run.drafted)
         if not given or not request.is_prompt_finite:
@@ -131,7 +132,7 @@ class Draws:
 
 
 def _drawn_from(runs: Sequence[Run], speculation: Speculation) -> dict[int, Tensor]:
-    """Distribution [V] that a row's drafted token was drawn from, by row that has one."""
+    """By row: the distribution [V] that the row's draft token was drawn from, if there is one."""
     found: dict[int, Tensor] = {}
     first = 0
     for run in runs:

@@ -1,14 +1,14 @@
-"""Features kept for other replicas: what a replica without a drafter leaves in the blocks it hands
-over, and whether that is worth its memory there.
+"""Draft features kept for other replicas: what a prefill replica, which does not draft, stores in
+the blocks that it hands over, and whether that is worth the memory.
 
-    MTP, EAGLE    features [D] a token; the head reads them where it drafts
-    draft model   nothing: it reads prompts where it drafts
-    Medusa        nothing: it needs the last hidden state alone
+    MTP, EAGLE    features [D] per token; the head of the decode replica reads them
+    draft model   nothing: it computes its KV of prompts on the decode replica
+    Medusa        nothing: it needs the last hidden state only
 
-To compute features a decode replica would have to run the whole model over the prompt, so they are
-sent. A draft model's KV costs the same work wherever it is computed, and no bytes where it is
-needed (docs/speculation.md has the figures). The price of sending features is the room that they
-take in every block.
+Without them a decode replica would have to run the whole model over the prompt again, so features
+are sent. A draft model's KV takes the same work on either replica, and computed where it is needed
+it need not be sent (docs/speculation.md has the figures). The cost of sending features is the
+memory that they take in every block.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ from baton.engine.speculation.hidden_reader import Shown
 from baton.engine.speculation.speculation import Speculation
 
 MAX_SHARE = 0.25
-"""Largest share of a block's KV that features may take, unless they are asked for."""
+"""Largest size of features, as a share of a block's KV, with which `speculation.features` = auto
+keeps them."""
 logger = logging.getLogger(__name__)
 
 
 class FeatureKeeper:
-    """A `Drafter` and `HiddenReader` that keeps, and drafts nothing."""
+    """A `Drafter` and `HiddenReader` that stores features and drafts nothing."""
 
     name = "features"
     is_costly = False
@@ -49,13 +50,15 @@ class FeatureKeeper:
     def __init__(
         self, taps: AuxHiddenStates | None = None, join: Callable[[Tensor], Tensor] | None = None
     ) -> None:
-        """Features are made of `taps`, or of the model's outputs, by `join`, if that is given."""
+        """Features are made from the hidden states of `taps`, or from the model's outputs if that
+        is None. `join` maps them to features [S, D]; without it they are stored as they are."""
         self.taps = taps
         self._join = join
 
     @classmethod
     def of(cls, head: FeatureReader | None) -> FeatureKeeper:
-        """None: of one that takes outputs as they are."""
+        """The keeper for this head; None stands for a head that reads the model's outputs as they
+        are."""
         if head is None or not head.taps:
             return cls()
         return cls(AuxHiddenStates(head.taps), head.joined)
@@ -78,18 +81,20 @@ class FeatureKeeper:
         return [NO_DRAFT] * len(requests)
 
     def forget(self, request: Request) -> None:
-        """It knows of no request."""
+        """Does nothing: no state is kept per request."""
 
     def recall(self, requests: Sequence[Request], features: FeaturePlane | None) -> None:
-        """It reads nothing."""
+        """Does nothing: kept features are read by drafters only."""
 
     def discard(self, request: Request) -> None:
-        """Its blocks are wiped with all that they hold."""
+        """Does nothing: the features lie in the request's blocks, which are wiped anyway."""
 
 
 class Keeping(Speculation):
+    """The speculation of an engine that keeps features and drafts nothing."""
+
     def metrics(self) -> dict[str, float]:
-        """None: rates of what is never drafted would read as drafts that are all wrong."""
+        """No metrics: an acceptance rate of 0 would look as if all drafts were rejected."""
         return {}
 
 
@@ -101,15 +106,19 @@ def keeping(keeper: FeatureKeeper) -> Speculation:
 def features_of(
     config: EngineConfig, loaded: LoadedModel, head: FeatureReader | None, device: str
 ) -> DraftFeatures | None:
-    """What to keep for heads as `config` says; None: nothing. The log tells which, and why: of
-    prompts whose features are cheaper computed than carried, so is all of the KV."""
+    """The features to keep for draft heads of other replicas, as `config` says; None for none.
+
+    The decision is logged. Features are not kept by default if computing a prompt again would be
+    faster than sending them, because then sending its KV would not pay either.
+    """
     wanted = config.keeps_features_for
     if wanted is None or not wanted.wants_features:
         return None
     if loaded.groups.mesh.size > 1:
         logger.warning(
-            "no features are kept for %s: they are those of a model on one device, and this one is "
-            "on %d ranks; prompts that this replica computes are drafted for without",
+            "no features are kept for %s: they are supported for a model on one device only, and "
+            "this one is on %d ranks; drafts for prompts that this replica computes are made "
+            "without them",
             wanted.method,
             loaded.groups.mesh.size,
         )
@@ -127,19 +136,21 @@ def features_of(
     is_kept = wanted.features == "on" or (is_cheaper and share <= MAX_SHARE)
     logger.log(
         logging.INFO if is_kept else logging.WARNING,
-        "features for %s, %d items of %s a token, would add %.0f %% to a block of KV, and take "
-        "%.1f us to carry, against %.1f us to compute: %s",
+        "features for %s, %d values of %s per token, would add %.0f %% to a block of KV, and take "
+        "%.1f us to send, against %.1f us to compute again: %s",
         wanted.method,
         features.width,
         features.dtype,
         100 * share,
         1e6 * needs.seconds("carry", speeds),
         1e6 * needs.seconds("compute", speeds),
-        "kept and handed over" if is_kept else "not kept; set speculation.features to on for them",
+        "kept and handed over"
+        if is_kept
+        else "not kept; set speculation.features to on to keep them",
     )
     return features if is_kept else None
 
 
 def share_of(features: DraftFeatures, layout: KvLayout) -> float:
-    """Bytes of features for each byte of the KV that `layout` says."""
+    """Size of the features as a share of a block's KV in `layout`."""
     return features.token_bytes * layout.block_size / layout.block_bytes

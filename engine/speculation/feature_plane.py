@@ -1,10 +1,11 @@
-"""The features that heads draft from, kept with the KV: a row of each computed token, in one plane.
+"""Draft features stored with the KV: one row per computed token, in an additional plane of the
+cache.
 
     token         0   1   2   3 | 4   5   6          in the blocks of its request
-    row           F0  F1  F2  0 | F4  F5  F6         zeros: there is none, whoever computed it
+    row           F0  F1  F2  0 | F4  F5  F6         zeros: no features of this token are known
 
-Code that moves or shares a block does so with its features. A replica that took over KV without
-them, or from a replica that had none, finds zeros.
+Code that moves or shares a block moves or shares its features, too. A replica that received KV
+without features finds zeros.
 """
 
 from __future__ import annotations
@@ -24,37 +25,39 @@ class FeaturePlane:
     """Belongs to the engine's thread."""
 
     def __init__(self, arena: Tensor, cache: KvCache, pool: BlockPool) -> None:
-        """`arena` [blocks, 1, block size, D] is of `cache`, whose blocks `pool` gives out."""
+        """`arena` [blocks, 1, block size, D] belongs to `cache`, whose blocks `pool` allocates."""
         self._arena = arena
         self._cache = cache
         self._pool = pool
 
     @classmethod
     def of(cls, cache: EngineCache, pool: BlockPool) -> FeaturePlane | None:
-        """None if its layout has no features, as that of several ranks never has."""
+        """The plane of `cache`; None if its layout has no features, as is always the case with
+        several ranks."""
         if not isinstance(cache, KvCache) or cache.features is None:
             return None
         return cls(cache.features, cache, pool)
 
     def keep(self, spans: Sequence[tuple[Request, int, int]], rows: Tensor) -> None:
-        """`rows` [S, D] are of (request, first position, number of tokens), end to end."""
+        """Store `rows` [S, D], the features of `spans` end to end; a span is (request, first
+        position, number of tokens)."""
         self._arena[self._places(spans)] = rows
         self._mark()
 
     def clear(self, request: Request, start: int, num_tokens: int) -> None:
-        """There are none of these tokens."""
+        """Mark these tokens as having no features."""
         self._arena[self._places([(request, start, num_tokens)])] = 0
         self._mark()
 
     def recall(self, request: Request, start: int, stop: int) -> Tensor:
-        """[n, D] The rows of computed tokens before position `stop`, n as many as there are without
-        a gap, from `start` on at the earliest."""
+        """The features [n, D] of the last n computed tokens before position `stop`: as many as have
+        features without a gap, none before position `start`."""
         rows = self._arena[self._places([(request, start, stop - start)])]
         gaps = (~rows.any(dim=1)).nonzero()
         return rows[int(gaps[-1]) + 1 :] if len(gaps) else rows
 
     def _places(self, spans: Sequence[tuple[Request, int, int]]) -> tuple[Tensor, int, Tensor]:
-        """An index into the arena, a row a token."""
+        """An index into the arena that selects one row per token."""
         size, blocks, slots = self._cache.layout.block_size, [], []
         for request, start, num_tokens in spans:
             table = self._pool.table(request.holder)
@@ -65,5 +68,5 @@ class FeaturePlane:
         return places[0], 0, places[1]
 
     def _mark(self) -> None:
-        if self._cache.staging is not None:  # whoever copies blocks waits for what was written
+        if self._cache.staging is not None:  # copies of blocks must wait for these writes
             self._cache.staging.mark(self._cache.layout.num_planes - 1)

@@ -1,6 +1,5 @@
-"""Drafts that grow token by token, drawn as the model will draw: with the same penalties, the same
-rules and the same noise. Where drafter and model agree they draw the same token.
-"""
+"""Drafts that grow token by token. Tokens are drawn as the model will draw them, with the same
+penalties, output rules and noise, so where drafter and model agree they draw the same token."""
 
 from __future__ import annotations
 
@@ -16,25 +15,34 @@ from baton.engine.sampling.sampling_plan import SamplingPlan
 from baton.engine.sampling.sampling_row import SamplingRow
 from baton.engine.speculation.drafter import Draft
 
-LEAST_HOPE = 0.1
-"""A draft ends where it is less likely to be right."""
+MIN_PROBABILITY = 0.1
+"""A draft ends where its probability of being right as a whole falls below this."""
 
 
 @dataclass(slots=True, eq=False)
 class GrowingDraft:
+    """The draft of one request while its tokens are being drawn."""
+
     request: Request
     tokens: list[int] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
     q: list[Tensor] = field(default_factory=list)
-    """[V] each: what they were drawn from, if that is told."""
-    hope: float = 1.0
-    """Probability that the whole draft is right; nobody can tell for sampled requests."""
+    """The distributions [V] that the tokens were drawn from, for the published rule."""
+    probability: float = 1.0
+    """Probability that the whole draft is right. Stays 1 for sampled requests, for which it is not
+    known."""
 
     def add(self, token: int, confidence: float, is_finite: bool, q: Tensor | None) -> bool:
-        """Whether it goes on with this token."""
+        """Add a token, unless the draft ends before it; returns whether it was added. The draft
+        ends before a token that may end the request, non-finite logits, or a token with which the
+        whole draft is unlikely to be right."""
         if not self.request.sampling.temperature:
-            self.hope *= confidence
-        if not is_finite or self.hope < LEAST_HOPE or token in self.request.ending.tokens:
+            self.probability *= confidence
+        if (
+            not is_finite
+            or self.probability < MIN_PROBABILITY
+            or token in self.request.ending.tokens
+        ):
             return False
         self.tokens.append(token)
         self.confidences.append(confidence)
@@ -54,9 +62,11 @@ def grow(
     *,
     has_own_noise: bool,
 ) -> list[int]:
-    """Draw a token more of each from its row of `logits` [S, V]; the rows of those that go on.
+    """Draw one more token for each draft from its row of `logits` [S, V]. Returns the indices of
+    the drafts that go on.
 
-    `has_own_noise`: not the model's, for the published rule, which is told what is drawn from.
+    `has_own_noise`: draw with other noise than the model and note the distributions, as the
+    published acceptance rule requires.
     """
     rows = [draft.request.row.ahead(draft.tokens) for draft in drafts]
     kept = [number for number, row in enumerate(rows) if row is not None]
@@ -79,8 +89,8 @@ def grow_at_once(
     *,
     has_own_noise: bool,
 ) -> None:
-    """Draw all tokens of each from its rows of `logits` [S, k, V], which depend on no token that is
-    drawn."""
+    """Draw all k tokens of each draft from its rows of `logits` [S, k, V], which do not depend on
+    the tokens drawn here."""
     if any(draft.request.row.depends_on_output for draft in drafts):
         for depth in range(logits.shape[1]):
             going = grow(drafts, logits[:, depth], eos_token_ids, has_own_noise=has_own_noise)
@@ -90,7 +100,7 @@ def grow_at_once(
                 drafts, logits = [drafts[number] for number in going], logits[going]
         return
     depths = logits.shape[1]
-    anything = [0] * (depths - 1)  # only how many there are is asked
+    anything = [0] * (depths - 1)  # only the number of these tokens matters
     rows = [row for draft in drafts for row in draft.request.row.behind(anything)]
     endings = [draft.request.ending.tokens for draft in drafts for _ in range(depths)]
     drawn = _draw(logits.flatten(0, 1), rows, endings, eos_token_ids, has_own_noise)
@@ -107,9 +117,9 @@ def _draw(
     eos_token_ids: Collection[int],
     has_own_noise: bool,
 ) -> list[tuple[int, float, bool, Tensor | None]]:
-    """Sampled from each row of `logits` [S, V]: a token, its probability before noise is added,
-    whether all logits are finite and, if its noise is its own, what it was drawn from [V],
-    its `endings` left out."""
+    """Sample from each row of `logits` [S, V]: the token, its probability before noise is added,
+    whether all logits are finite and, with `has_own_noise`, the distribution [V] it was drawn from,
+    without the row's `endings`."""
     plan = SamplingPlan(rows, logits.device, has_own_noise=has_own_noise)
     (tokens, are_finite), said = draw_and_weigh(logits, plan, eos_token_ids)
     q = chances_of(logits, plan, eos_token_ids, endings) if has_own_noise else {}

@@ -1,13 +1,13 @@
-"""The interface of a drafter that reads hidden states: it is shown what each pass computes.
+"""The interface of a drafter that reads the hidden states of each pass.
 
-    the pass   tokens 5 6 7 | drafted x y      rows of all of them, also of rejected ones
-    read       (request, 5, 5), rows [5, D]    before tokens count as computed
-    propose    of these the rows of known tokens
+    the pass   tokens 5 6 7 | drafted x y      returns rows of all five, rejected drafts included
+    read       (request, 5, 5), rows [5, D]    called before the tokens count as computed
+    propose    uses the rows of tokens that turned out right
 
-Where blocks have a plane of features, the reader keeps in it what it makes of the rows, and finds
-there the features of tokens that others computed.
+If the KV layout has a plane of features, the reader stores there what it derives from the rows, and
+finds there the features of tokens that were computed elsewhere.
 
-If no drafter reads them, a pass returns the rows that are sampled from, and no more.
+If no drafter reads hidden states, a pass returns only the rows that are sampled from.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from baton.engine.speculation.feature_plane import FeaturePlane
 
 
 class Shown(NamedTuple):
-    """The next rows are of `num_rows` tokens of a request, from position `start` on."""
+    """A run of rows of hidden states: those of `num_rows` tokens of `request`, from position
+    `start` on."""
 
     request: Request
     start: int
@@ -35,14 +36,14 @@ class HiddenReader(Protocol):
     """Belongs to the engine's thread."""
 
     taps: AuxHiddenStates | None
-    """What the passes are to tell of besides, for it to read."""
+    """Intermediate layers whose hidden states it reads, too; None if it only reads the outputs."""
     num_passes: int
-    """Last passes before a draft that it wants to be shown: of others it keeps nothing."""
+    """How many passes before a draft it needs to be shown; it keeps nothing of earlier ones."""
     num_missing: int
-    """Tokens so far whose hidden states it was not shown, but those behind them: computed by
-    another replica, or found in the prefix cache. Its drafts are made without them."""
+    """Number of tokens so far that were skipped because their hidden states were not shown: they
+    were computed by another replica, or found in the prefix cache. Drafts are made without them."""
     num_recalled: int
-    """Tokens so far whose features it read where they are kept, whoever computed them."""
+    """Number of tokens so far whose features were read from the blocks where they are kept."""
 
     def read(
         self,
@@ -52,20 +53,24 @@ class HiddenReader(Protocol):
         *,
         is_resting: bool,
     ) -> None:
-        """A pass is computed; `hidden` [S, D] stays until the next. Who only wants an embedding
-        is drafted for never. `is_resting`: nothing will be drafted for many steps, and to read must
-        take next to no time."""
+        """Take in the hidden states [S, D] of a pass, rows of `shown` end to end. They are valid
+        until the next pass. Requests that only want an embedding are never drafted for.
+
+        `features`: the plane to store features in, if there is one. `is_resting`: drafting is
+        paused for many steps, so reading must take next to no time.
+        """
 
     def recall(self, requests: Sequence[Request], features: FeaturePlane | None) -> None:
-        """Read kept features of requests that are about to be drafted for, if they were not read
-        yet."""
+        """Read the kept features, not read before, of requests that are about to be drafted for."""
 
     def discard(self, request: Request) -> None:
-        """Forget it: what it was shown is wrong, and nobody may come upon what was made of it."""
+        """Forget a request whose hidden states turned out wrong, and remove everything derived from
+        them from the caches."""
 
 
 def tails(shown: Sequence[Shown], rows: Tensor, most: int) -> tuple[Sequence[Shown], Tensor]:
-    """At most so many rows of each, the last ones, in memory of their own: prompts have many."""
+    """A copy of at most the last `most` rows of each request, with their runs. Prompts have many
+    rows, and only the last are worth their memory."""
     if all([each.num_rows <= most for each in shown]):
         return shown, rows.clone()
     kept, pieces, stop = [], [], 0

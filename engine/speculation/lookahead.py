@@ -1,13 +1,15 @@
-"""Lookahead decoding (Fu et al. 2024) without masks: guesses are verified as drafts, and what the
-model draws after wrong ones are better guesses (Jacobi iterations).
+"""Lookahead decoding (Fu et al. 2024, https://arxiv.org/abs/2402.02057) without special attention
+masks: guesses are verified like other drafts, and the tokens that the model draws after wrong
+guesses become better guesses (Jacobi iteration).
 
     known  ... c | drafted  x  y  z       drawn after them   x  v  w  u
     known  ... c x v                      guessed next           w  u         drawn after y and z
-    n-grams      c x y w   x y z u        a row's input and what was drawn after it
+    n-grams      c x y w   x y z u        a row's input and the token drawn after it
 
-N-grams that arise in this way, and those of the text itself, are pooled. A draft is what they say
-after the last token, then after that; where they say nothing, the guess for that position, or, at
-the end of a draft, any token.
+The n-grams that arise in this way go into a pool, together with those of the text itself. A draft
+is built by looking up the last token in the pool, appending what follows it there, and so on. Where
+the pool has nothing it appends the guess for that position or, once the draft has begun, an
+arbitrary token, which the model's draws will refine.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ from baton.engine.request.request import Request
 from baton.engine.speculation.drafter import NO_DRAFT, Draft
 from baton.engine.speculation.ngram_pool import LENGTH, MAX_NGRAMS, Match, NgramPool
 
-STRETCH = 2048
-"""Tokens of texts that one step pools, of all requests; 3 ms."""
+MAX_POOLED = 2048
+"""Most tokens of text whose n-grams are added in one step, over all requests; takes about 3 ms."""
 IN_PLACE, ELSEWHERE = (0.8, 0.9), (0.3, 0.65)
-"""Confidences of an n-gram's second token and of those behind it: where the token before it is the
-same, and else."""
+"""Confidences of an n-gram's second token and of its later ones: if the token before the n-gram is
+the same as when it was seen, and if not."""
 AS_GUESSED, GUESSED, ANY = 0.55, 0.14, 0.03
-"""Confidences of a second token that is as guessed, of what is only guessed, and of what is only
-there to be refined: it costs a row where rows are free."""
+"""Confidences of an n-gram's second token that equals the guess, of a guess alone, and of an
+arbitrary token, which is verified only where additional rows cost nothing."""
 NO_TOKEN = -1
 
 
@@ -36,19 +38,23 @@ class _Trajectory:
 
     pool: NgramPool = field(default_factory=NgramPool)
     num_pooled: int = 0
-    """Tokens of the text whose n-grams are in the pool, or were."""
+    """Number of tokens of the text whose n-grams have been added to the pool."""
     guesses: Sequence[int] = ()
     start: int = 0
-    """The position of the first of them."""
+    """The position of the first of `guesses`."""
     drawn: tuple[Sequence[int], Sequence[int], int] | None = None
-    """What was drafted, what was drawn and the position of both, of the last pass."""
+    """Of the last pass: the draft tokens, the drawn tokens, and the position of the first of
+    both."""
 
     def guess(self, position: int) -> int | None:
+        """The guessed token at `position`; None if there is none."""
         at = position - self.start
         return self.guesses[at] if 0 <= at < len(self.guesses) else None
 
 
 class LookaheadDrafter:
+    """A `Drafter` and `Refiner`."""
+
     name = "lookahead"
     is_costly = False
 
@@ -56,7 +62,7 @@ class LookaheadDrafter:
         self._trajectories: dict[Request, _Trajectory] = {}
 
     def propose(self, requests: Sequence[Request], max_tokens: int) -> list[Draft]:
-        left, drafts = STRETCH, []
+        left, drafts = MAX_POOLED, []
         for request in requests:
             one = self._of(request)
             _refine(one, request.tokens)
@@ -65,7 +71,7 @@ class LookaheadDrafter:
         return drafts
 
     def drew(self, request: Request, drafted: Sequence[int], drawn: Sequence[int]) -> None:
-        """Its work waits for the next draft."""
+        """Note what was drawn; it is taken in by the next `propose`."""
         self._of(request).drawn = drafted, drawn, len(request.tokens)
 
     def forget(self, request: Request) -> None:
@@ -76,7 +82,7 @@ class LookaheadDrafter:
 
 
 def _refine(one: _Trajectory, tokens: Sequence[int]) -> None:
-    """What was drawn behind wrong drafts: better guesses of what comes, and new n-grams."""
+    """Turn what was drawn after rejected draft tokens into guesses and n-grams."""
     if one.drawn is None:
         return
     drafted, drawn, position = one.drawn
@@ -95,7 +101,7 @@ def _refine(one: _Trajectory, tokens: Sequence[int]) -> None:
 
 
 def _pool_text(one: _Trajectory, tokens: Sequence[int], max_tokens: int) -> int:
-    """Pool what is new of the text, of so many tokens; how many it were."""
+    """Add n-grams of new text, beginning at most `max_tokens` tokens; returns how many."""
     first = max(one.num_pooled, len(tokens) - MAX_NGRAMS)
     stop = min(len(tokens) - LENGTH + 1, first + max_tokens)
     for at in range(first, stop):
@@ -106,7 +112,7 @@ def _pool_text(one: _Trajectory, tokens: Sequence[int], max_tokens: int) -> int:
 
 
 def _draft(one: _Trajectory, tokens: Sequence[int], max_tokens: int) -> Draft:
-    """Empty where nothing says what comes first."""
+    """A draft from the pool and the guesses; empty if neither has a first token."""
     drafted: list[int] = []
     confidences: list[float] = []
     before, last = [NO_TOKEN, *tokens[-2:]][-2:]
@@ -131,6 +137,7 @@ def _draft(one: _Trajectory, tokens: Sequence[int], max_tokens: int) -> Draft:
 
 
 def _confidences(match: Match) -> list[float]:
+    """The confidence of each token of `match.behind`."""
     second, behind = IN_PLACE if match.is_in_place else ELSEWHERE
     if match.is_as_guessed:
         second = max(second, AS_GUESSED)

@@ -1,8 +1,10 @@
-"""Medusa heads guess several tokens at once, each from the last hidden state of the known tokens.
+"""Drafts with Medusa heads (Cai et al. 2024, https://arxiv.org/abs/2401.10774), without tree
+attention: each head guesses one token, all from the same hidden state.
 
-known  a b c d      the model gave C, then d was drawn      draft  head 0 (C), head 1 (C), ...
+known  a b c d      C is the model's hidden state of c, from which d was drawn
+draft  head 0 (C), head 1 (C), ...
 
-They keep nothing of a request but the rows of its last pass, and need nothing of its prompt.
+Nothing is kept of a request except the rows of its last pass, and its prompt need not be read.
 """
 
 from __future__ import annotations
@@ -21,17 +23,19 @@ from baton.engine.speculation.growing_draft import GrowingDraft, grow
 from baton.engine.speculation.hidden_reader import Shown, tails
 
 MOST_SHOWN = 64
-"""Rows of a request that may be of what it knows when it is drafted for: the last, and drafts."""
+"""Rows kept per request and pass: enough for the last known token and the draft tokens after it."""
 
 
 class MedusaDrafter:
+    """A `Drafter` and `HiddenReader`."""
+
     name = "medusa"
     is_costly = True
     num_passes = 1
     drafts_at_once = True
     num_missing: int = 0
     num_recalled: int = 0
-    """This and those before and behind it: see `HiddenReader`."""
+    """See `HiddenReader`, as for `num_passes`, `num_missing` and `taps`."""
     taps: AuxHiddenStates | None = None
 
     def __init__(
@@ -43,7 +47,7 @@ class MedusaDrafter:
         self._eos_token_ids = eos_token_ids
         self._shown: Sequence[Shown] = ()
         self._rows: Tensor | None = None  # [S, D]
-        """What the last pass gave."""
+        """Hidden states of the last pass, rows of `_shown` end to end."""
 
     def read(
         self,
@@ -67,16 +71,17 @@ class MedusaDrafter:
         return [draft.done() for draft in drafts]
 
     def forget(self, request: Request) -> None:
-        """The next pass takes the place of all that is kept."""
+        """Does nothing: the next pass replaces all that is kept."""
 
     def recall(self, requests: Sequence[Request], features: FeaturePlane | None) -> None:
-        """It needs nothing of prompts."""
+        """Does nothing: no features of prompts are needed."""
 
     def discard(self, request: Request) -> None:
         self.forget(request)
 
     def _places(self) -> dict[Request, int]:
-        """The row of the token before the last, of those who have one."""
+        """By request: the row in `_rows` of its token before the last, from which drafts are made.
+        Requests whose row was not kept are left out."""
         places, stop = {}, 0
         for request, start, num_rows in self._shown:
             first, stop = stop, stop + num_rows

@@ -1,4 +1,5 @@
-"""Prompt lookup (Saxena 2023): what followed the last occurrence of the request's last tokens.
+"""Prompt lookup decoding (Saxena 2023): drafts the tokens that followed the last earlier occurrence
+of the request's last tokens.
 
 prompt + output   ... a b c d e ... a b          ->  c d e ...
 """
@@ -17,6 +18,8 @@ LOOK_UP = LookUp(max_match=4, max_places=8)
 
 
 class NgramDrafter:
+    """A `Drafter` that looks up n-grams in the request's own tokens."""
+
     name = "ngram"
     is_costly = False
 

@@ -1,9 +1,9 @@
-"""N-grams of a request by their first token, the youngest of each.
+"""A pool of a request's most recent n-grams, keyed by first token.
 
-    n-gram   a | b  c  d     with x, the token before it when it was last seen
-    asked    ... x a         -> b c d, before those of other tokens x
+    n-gram   a | b  c  d     stored with x, the token before it when it was last seen
+    find     ... x a         -> b c d; an n-gram stored with the same x is preferred
 
-An n-gram whose first two tokens match a guess also comes before the others.
+After that, an n-gram whose second token equals the guess is preferred, then the most recent one.
 """
 
 from __future__ import annotations
@@ -11,30 +11,34 @@ from __future__ import annotations
 from typing import NamedTuple
 
 LENGTH = 4
-"""Tokens of an n-gram, the first included."""
+"""Number of tokens of an n-gram, the first included."""
 MAX_NGRAMS, MAX_OF_TOKEN = 4096, 4
-"""Most n-grams of a pool, about 1 MiB, and of those with the same first token. The oldest go."""
+"""Most n-grams of a pool, about 1 MiB, and most with the same first token. The oldest are
+dropped."""
 
 
 class Match(NamedTuple):
     behind: tuple[int, ...]
-    """The tokens behind the first."""
+    """The n-gram's tokens after the first."""
     is_in_place: bool
-    """What stands before is what stood before."""
+    """Whether the token before the n-gram is the same as when it was seen."""
     is_as_guessed: bool
+    """Whether the n-gram's second token equals the guess."""
 
 
 class NgramPool:
     def __init__(self) -> None:
         self._by_first: dict[int, dict[tuple[int, ...], int]] = {}
-        """The tokens behind each, with the one before it; here and there the oldest first."""
+        """By first token: the tokens after it, each mapped to the token before the n-gram. Both
+        levels are ordered from the oldest to the most recent."""
         self._num = 0
 
     def __len__(self) -> int:
         return self._num
 
     def add(self, before: int, first: int, behind: tuple[int, ...]) -> None:
-        """The youngest n-gram now; `before`: the token before it, or one that there is not."""
+        """Add an n-gram, or make it the most recent one. `before`: the token before it, or a
+        negative number if it begins the text."""
         known = self._by_first.pop(first, None) or {}
         self._by_first[first] = known
         self._num -= len(known)
@@ -47,10 +51,11 @@ class NgramPool:
             self._num -= len(self._by_first.pop(next(iter(self._by_first))))
 
     def find(self, before: int, first: int, guess: int | None) -> Match | None:
-        """What may stand behind `first`, that is behind `before`; `guess`: the token behind it."""
+        """The best n-gram that begins with `first`, which stands after `before`. `guess`: the
+        guessed token after `first`. None if there is no such n-gram."""
         best, best_rank = None, (False, False)
         for behind, stood in self._by_first.get(first, {}).items():
             rank = stood == before, behind[0] == guess
-            if best is None or rank >= best_rank:  # as good and younger
+            if best is None or rank >= best_rank:  # equals are more recent
                 best, best_rank = behind, rank
         return None if best is None else Match(best, *best_rank)

@@ -1,19 +1,19 @@
-"""When to pause drafting: while it takes more time than it saves.
+"""Pauses drafting while it takes more time than it saves. A pause is called a rest here.
 
-    active    what drafts save is added up; they lose, or are not worth a row   -> rest, for loss
-              there was nothing to verify for a while                           -> rest
-    rest      what was lost is at most 0.5 % of it; over                        -> active
-              a trial would gain nothing, by what is known                      -> as long again
-    trial     the first steps, and those after a rest for loss: what is known of drafts is
-              forgotten, and some tokens are verified whatever their probability
+    active    saved time is added up. Drafting loses time, or no draft token
+              is worth verifying                                       -> rest, because of loss
+              no draft tokens for a while                              -> rest
+    rest      lasts until the loss is at most 0.5 % of the time; then  -> active
+              unless a trial is known to gain nothing                  -> rest as long again
+    trial     the first steps, and the steps after a rest because of loss: learnt acceptance rates
+              are forgotten, and some tokens are verified whatever their probability
 
-Losses are paid from a credit: what drafts saved before, limited to a number of steps. As long as it
-lasts, rests are short and end with the running requests, because the next ones may be luckier: of
-ten answers one or two gain what all others lose together. Only the part of a loss that exceeds the
-credit makes a rest long.
+Time that drafts have saved is a credit, up to a number of steps, from which losses are paid. While
+it lasts, rests are short and end when the running requests have left, because drafts may work
+better for the next ones: often one or two answers of ten gain what all others lose together. Only
+the part of a loss that exceeds the credit makes a rest long.
 
-The less there is to gain, the longer is a rest; and the longer, the more rests came to nothing
-since drafts last had a credit.
+A rest is longer if less could be gained, and if several rests in a row ended without a gain.
 """
 
 from __future__ import annotations
@@ -22,79 +22,85 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 TRIAL_SHARE = 0.005
-"""Share of the time that drafts that do not pay may lose in all."""
+"""Share of the total time that drafts may lose where they do not pay."""
 WON = 0.05
-"""Share of the time that drafts must save to be taken for good ones; less may be chance."""
+"""Drafts must save this share of the time to count as a gain; less may be chance."""
 WINDOW, FIRST_WINDOW = 64, 24
-"""Steps that are added up; and those after a rest, so that to try again costs little."""
+"""Number of steps over which saved time is added up: usually, and after a rest, where it is shorter
+so that a trial costs little."""
 MAX_LOSS, MAX_LOSS_OF_TRIAL = 4.0, 1.5
-"""Steps without drafts: who loses so much time in a few steps rests at once; and who has won
-nothing since the last rest."""
+"""Loss within a window that begins a rest at once, in times of a plain step: with credit, and
+without."""
 IDLE_AFTER, MAX_LOSS_IDLE = 12, 0.5
-"""Steps in a row without anything to verify; and what they may lose if there were drafts that were
-not worth a row and none have won since the last rest, in steps without drafts. To look for drafts
-takes time even where none is found."""
+"""Number of steps in a row without draft tokens to verify after which a rest begins; and the loss
+in such steps, in times of a plain step, that begins a rest earlier if drafts were found not worth
+verifying and there is no credit. Looking for drafts takes time even where none are found."""
 TRIAL_TOKENS = 12
-"""Drafted tokens that a trial verifies whatever is hoped of them."""
+"""Number of draft tokens that a trial verifies whatever their probability."""
 MIN_REST = 32.0
-"""Steps without drafts."""
+"""Shortest rest, in times of a plain step."""
 MAX_CREDIT = 32.0
-"""What may be lost again, at most, of what drafts have saved, in steps without drafts: a quarter of
-a short answer."""
+"""Limit of the credit, in times of a plain step: a quarter of a short answer."""
 MAX_PROLONGED = 8
-"""Times that a rest is prolonged, at most: prices may have changed."""
+"""How often a rest is prolonged at most. A limit is needed because step times may have changed."""
 MAX_GROWTH = 4.0
-"""Times that a rest becomes as long, at most, because those before came to nothing."""
+"""Limit of the factor by which rests grow while they end without a gain."""
 LEAST_STAKE = 0.1
+"""Lower bound of the possible gain (`stake`), so that rests do not become arbitrarily long."""
 STEPS_BEFORE = 16
-"""The last steps of a rest, in which is measured anew what steps take."""
+"""Number of steps at the end of a rest in which step times are measured again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
-    """What drafting came to in one step."""
+    """What drafting gained or lost in one step."""
 
     saved_s: float
-    """Seconds that its tokens would have taken longer without drafts; less than 0: it lost."""
+    """Seconds that plain decoding would have taken longer for the same tokens; negative if drafting
+    lost time."""
     spent_s: float
-    """All of the step."""
+    """Seconds of the whole step."""
     plain_s: float
-    """A step without drafts."""
+    """Seconds of a step without drafts."""
     num_running: int
     num_verified: int
     is_refused: bool
-    """There were drafts, or would have been: none was worth a row."""
+    """Whether the budget found no draft token worth making or verifying."""
 
 
 class Pause:
-    """Single-threaded; `num_pauses` and `has_lost` may be read by others."""
+    """Belongs to one thread; `num_pauses` and `has_lost` may be read by others."""
 
     def __init__(self, steps_before: int = STEPS_BEFORE) -> None:
-        """`steps_before`: the last steps of a rest, in which to get ready."""
+        """`steps_before`: number of steps at the end of a rest that the drafter needs to get
+        ready."""
         self._steps_before = max(steps_before, STEPS_BEFORE)
         self.num_pauses = 0
-        """Rests for loss."""
+        """Number of rests so far that began because of loss."""
         self.has_lost = False
-        """Drafts lost time, or were not worth a row, and have won none since."""
+        """Whether drafts have lost time, or were not worth verifying, and have gained none
+        since."""
         self.is_deep = False
-        """Whether it rests, and will for many more steps."""
+        """Whether a rest is on and not near its end."""
         self._rest_s = 0.0
         """Seconds of steps until the rest is over."""
         self._whole_rest_s, self._num_prolonged = 0.0, 0
-        self.is_hopeless = False
-        """Drafts that nobody verified meanwhile would have won nothing: the rest is prolonged."""
+        self.would_gain_nothing = False
+        """Set if unverified drafts made during the rest would have gained nothing: it is prolonged
+        then."""
         self._growth = 1.0
         self._is_trial_next = False
         self._num_trial_tokens = TRIAL_TOKENS
-        """Tokens that the trial has yet to verify; the first is at the start."""
-        self._num_who_rest = self._num_left = 0
-        """Requests that ran when the rest began, and those that have left since."""
+        """Tokens that the trial has yet to verify. The first steps of an engine are a trial."""
+        self._num_running_before = self._num_left = 0
+        """Number of requests that ran when the rest began, and that have left since."""
         self._begin_window(FIRST_WINDOW)
         self._credit_s = 0.0
-        """Seconds that drafts have saved and not lost again; less than 0: what else they lost."""
+        """Seconds that drafts have saved and not lost again; negative for a loss beyond that."""
         self._num_idle = 0
         self._idle_s = 0.0
-        """What the last steps lost, without anything to verify."""
+        """Number of the last steps in a row without draft tokens to verify, and the seconds that
+        they lost."""
         self._is_idle_refused = False
 
     @property
@@ -106,15 +112,15 @@ class Pause:
         return self._num_trial_tokens > 0
 
     def begins_trial(self) -> bool:
-        """Whether the step that is to be drafted for is the first of a trial; says so once."""
+        """Whether the next step is the first of a trial. Returns True once per trial."""
         begins, self._is_trial_next = self._is_trial_next, False
         if begins:
             self._num_trial_tokens = TRIAL_TOKENS
         return begins
 
     def rest(self, seconds: float, could_pay: Callable[[], bool]) -> None:
-        """A step of a rest is over. `could_pay`: whether as many right drafts as may be hoped for
-        would be worth their rows, by what is known of these."""
+        """Take in a step during a rest. `could_pay` tells whether drafts with an optimistic
+        acceptance rate would be worth verifying, by the known step times."""
         self._rest_s -= seconds
         before_s = self._steps_before * seconds
         if self.is_deep and self._rest_s <= before_s and self._is_prolonged(could_pay):
@@ -123,32 +129,35 @@ class Pause:
         self.is_deep = self._rest_s > before_s
 
     def sleep(self, seconds: float) -> None:
-        """Steps deep in a rest are over."""
+        """Take in that steps of `seconds` in all are over, not near the end of the rest."""
         self._rest_s -= seconds
 
     def deep_s(self, step_s: float) -> float:
-        """Seconds until the last steps of a rest, which take so long each; 0 if they are near."""
+        """Seconds until the last `steps_before` steps of the rest, if steps take `step_s` each; 0
+        if that is now."""
         return max(0.0, self._rest_s - self._steps_before * step_s) if self.is_deep else 0.0
 
     def wake(self) -> None:
-        """Drafts have become worth it: what is known of them and of their prices holds."""
+        """End the rest because drafts have become worthwhile. No trial follows: learnt acceptance
+        rates and step times are kept."""
         self._rest_s = 0.0
         self.is_deep = self._is_trial_next = False
 
     def lose(self, seconds: float) -> None:
-        """Note seconds spent on drafts to come: the next rest is as long as if they had lost it."""
+        """Charge seconds spent on drafting outside a step's balance to the credit."""
         self._credit_s -= seconds
 
     def left(self) -> None:
-        """A request has left."""
+        """Note that a request has left. With credit, the rest ends once all requests that ran at
+        its beginning have left."""
         self._num_left += 1
-        if self._num_left >= self._num_who_rest and self._has_credit:
+        if self._num_left >= self._num_running_before and self._has_credit:
             self._rest_s = 0.0
             self.is_deep = False
 
     def add(self, balance: Balance, stake: Callable[[], float]) -> None:
-        """A step is over that was drafted for. `stake`: what right drafts could win, in shares of
-        the time of a step without."""
+        """Take in the balance of a step that was drafted for, and begin a rest if it is time.
+        `stake` returns the most that drafts could gain, as a share of plain decoding's speed."""
         self._num_steps += 1
         self._saved_s += balance.saved_s
         self._evident_s += max(balance.saved_s, -balance.plain_s)
@@ -168,7 +177,7 @@ class Pause:
         ):
             self._begin_rest(balance, stake(), is_loss=True)
         elif self._num_idle >= IDLE_AFTER or (
-            not self._has_credit  # after a win, a late step may be chance
+            not self._has_credit  # after a gain, one slow step may be chance
             and self._is_idle_refused
             and self._idle_s > MAX_LOSS_IDLE * balance.plain_s
         ):
@@ -184,21 +193,20 @@ class Pause:
         return self._credit_s > 0
 
     def _is_prolonged(self, could_pay: Callable[[], bool]) -> bool:
-        """Whether a trial would come to nothing, by drafts that nobody verified or by the price of
-        rows."""
+        """Whether a trial would gain nothing, judged by unverified drafts or by step times."""
         if self._num_prolonged >= MAX_PROLONGED:
             return False
-        return self.is_hopeless or (self._is_trial_next and not could_pay())
+        return self.would_gain_nothing or (self._is_trial_next and not could_pay())
 
     def _begin_rest(self, balance: Balance, stake: float, *, is_loss: bool) -> None:
         allowed = TRIAL_SHARE * min(1.0, max(LEAST_STAKE, stake))
         if self._has_credit:
             self._growth = 1.0
         self._rest_s = self._growth * max(MIN_REST * balance.plain_s, -self._credit_s / allowed)
-        self._whole_rest_s, self._num_prolonged, self.is_hopeless = self._rest_s, 0, False
+        self._whole_rest_s, self._num_prolonged, self.would_gain_nothing = self._rest_s, 0, False
         self._growth = min(2 * self._growth, MAX_GROWTH)
         self.is_deep = False
-        self._num_who_rest, self._num_left = balance.num_running, 0
+        self._num_running_before, self._num_left = balance.num_running, 0
         self.has_lost |= is_loss
         self.num_pauses += is_loss
         self._is_trial_next = is_loss
@@ -213,5 +221,5 @@ class Pause:
         self._num_steps = 0
         self._saved_s = self._spent_s = 0.0
         self._evident_s = 0.0
-        """As `_saved_s`, but that no single step loses more than one without drafts takes: to read
-        a prompt is an investment, and a stall says nothing."""
+        """Like `_saved_s`, except that each step loses at most the time of a plain step: reading a
+        prompt is an investment, and a stall says nothing about drafts."""

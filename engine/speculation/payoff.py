@@ -1,13 +1,15 @@
-"""What drafts gain, given what earlier steps and drafting took: tokens a second, relative to plain
-decoding.
+"""Estimates the speedup of drafts over plain decoding from the measured times of steps and of
+drafting.
 
-    depth    tokens a request to draft, where each takes time     0.6 of them right -> 2
-    rows     how many of the likeliest drafted tokens to verify   0.9 0.9 0.8 0.1   -> 3
-    stake    the most that could be gained                        1.2 times plain   -> 0.2
-    balance  what one step has gained or lost
+    depth    tokens to draft per request, where each costs time    0.6 of them accepted   -> 2
+    rows     how many of the likeliest draft tokens to verify      0.9 0.9 0.8 0.1        -> 3
+    stake    the most that could be gained                         1.2 times as fast      -> 0.2
+    balance  what one step has gained or lost, in seconds
 
-rate = (running + hoped for) / running / steps without that it takes. Beside prompts, whose passes
-are bound by arithmetic, each row costs what a token of a prompt does.
+    speedup = (running + expected accepted) / running / (time of the step / time of a plain step)
+
+A pass that also computes prompts is bound by arithmetic, so there each draft token costs as much as
+a prompt token.
 """
 
 from __future__ import annotations
@@ -21,27 +23,27 @@ from baton.engine.speculation.pause import Balance
 from baton.engine.speculation.step_prices import StepPrices
 
 MIN_GAIN = 1.03
-"""Times the tokens a second without drafts that they must promise."""
+"""Least expected speedup with which drafts are made."""
 MAX_STALL, MAX_DRAFTING = 3.0, 32.0
-"""A step, and drafting in it, that takes more times what a step without drafts does counts as if it
-took so many."""
+"""Limits on the time of a step, and of drafting in it, in times of a plain step. Longer times count
+as this much, so that a stall does not count as a loss."""
 
 NUM_TIMES = 15
-"""Drafts that the time of one depth is the median of."""
+"""Number of recent drafts of one depth whose median time counts."""
 
 
 class DraftPrices:
-    """What it takes to draft so many tokens for all who ask, measured as it is done.
+    """Measured time of drafting by depth, the number of tokens per request.
 
-    token by token     1: 0.7 ms   2: 1.1 ms     between them a line, and behind them, too
-    all at once        8: 0.9 ms                 so 4 take as long, and 16, until they were tried
+    token by token     1: 0.7 ms   2: 1.1 ms     linear in between and beyond
+    all at once        8: 0.9 ms                 the same for 4 and for 16, until they are measured
     """
 
     def __init__(self, *, at_once: bool = False) -> None:
-        """`at_once`: deeper drafts are thought to take no longer than those that were tried."""
+        """`at_once`: assume that deeper drafts take no longer than the measured ones."""
         self._at_once = at_once
         self._times: dict[int, deque[float]] = {}
-        """Measured seconds of drafts, by depth."""
+        """Recent seconds of drafting, by depth."""
 
     def add(self, depth: int, seconds: float) -> None:
         self._times.setdefault(depth, deque(maxlen=NUM_TIMES)).append(seconds)
@@ -50,7 +52,7 @@ class DraftPrices:
         self._times.clear()
 
     def seconds(self, depth: int) -> float:
-        """Seconds of a draft of `depth` tokens; 0 before the first."""
+        """Expected seconds of drafting to `depth`; 0 before the first measurement."""
         points = [(tried, median_low(self._times[tried])) for tried in sorted(self._times)]
         if not points:
             return 0.0
@@ -64,7 +66,7 @@ class DraftPrices:
         return last_s + self._slope(below) * (depth - last)
 
     def _slope(self, points: list[tuple[int, float]]) -> float:
-        """Seconds of a token more, behind all that were tried."""
+        """Seconds per additional token beyond the deepest measured draft."""
         last, last_s = points[-1]
         if len(points) == 1:
             return 0.0 if self._at_once else last_s / last
@@ -73,22 +75,25 @@ class DraftPrices:
 
 
 class Payoff:
+    """Chooses depths and numbers of verified tokens by their expected speedup."""
+
     def __init__(self, max_tokens: int, *, at_once: bool) -> None:
-        """`at_once`: all tokens of a draft, `max_tokens` at most, are made in one pass."""
+        """`max_tokens`: most draft tokens per request. `at_once`: a draft takes one pass."""
         self.steps = StepPrices()
         self.drafts = DraftPrices(at_once=at_once)
         self.is_beside_prompts = False
-        """The last step computed prompts, too."""
+        """Whether the last step computed prompts, too."""
         self._max_tokens = max_tokens
         self._at_once = at_once
 
     def forget(self) -> None:
-        """What drafting and drafts cost shall be learnt anew."""
+        """Forget the measured times of drafting and of steps with drafts."""
         self.steps.forget_drafted()
         self.drafts.forget()
 
     def best_depth(self, num_running: int, num_asking: int, share: float) -> int:
-        """Tokens to draft for each who asks if `share` of them are right; 0 if none pays."""
+        """Number of tokens to draft for each of `num_asking` requests if `share` of draft tokens
+        are accepted; 0 if no number pays."""
         plain_s = self.steps.plain_s(num_running)
         if plain_s is None:
             return self._max_tokens
@@ -103,30 +108,31 @@ class Payoff:
                 best, best_rate = depth, rate
         return best
 
-    def best_rows(self, num_running: int, hopes: Sequence[float]) -> int:
-        """How many of the drafted tokens to verify, by how likely each is to survive, the most
-        hopeful first; 0 if none pays."""
+    def best_rows(self, num_running: int, probabilities: Sequence[float]) -> int:
+        """How many of the draft tokens to verify; 0 if no number pays. `probabilities`: of each
+        that it is accepted, the likeliest first."""
         tried = self.steps.max_tried(num_running)
-        most = min(len(hopes), max(2, num_running, 2 * tried))  # not at once what none was like
+        # Far more rows than were ever measured are not tried at once.
+        most = min(len(probabilities), max(2, num_running, 2 * tried))
         best, best_rate = 0, MIN_GAIN
         gain, num = 0.0, 0
         while num < most:
             stop = min(most, num + max(1, num // 4))
-            gain += sum(hopes[num:stop])
+            gain += sum(probabilities[num:stop])
             num = stop
             rate = (1 + gain / num_running) / self._ratio(num_running, num)
             if rate > best_rate:
                 best, best_rate = num, rate
         return best
 
-    def stake(self, num_running: int, hope: float, *, is_free: bool = False) -> float:
-        """What it would win to draft all that may be, were `hope` of it right, in shares of the
-        time of a step without; less than 0: not even that would pay. `is_free`: if to draft took no
-        time, which may change sooner than what rows take."""
+    def stake(self, num_running: int, share: float, *, is_free: bool = False) -> float:
+        """The most that drafting could gain if `share` of draft tokens were accepted: the
+        best speedup of all depths, minus 1. Negative if no depth pays. `is_free`: leave out the
+        time of drafting, which may change sooner than that of verification."""
         plain_s = None if is_free else self.steps.plain_s(num_running)
         best = gain = 0.0
         for depth in range(1, self._max_tokens + 1):
-            gain += hope**depth
+            gain += share**depth
             ratio = self._ratio(num_running, depth * num_running)
             if plain_s is not None:
                 ratio += self.drafts.seconds(depth) / plain_s
@@ -136,9 +142,9 @@ class Payoff:
     def balance(
         self, report: StepReport, seconds: float, *, was_plain: bool, is_refused: bool
     ) -> Balance | None:
-        """What the drafts of a step came to that took so many seconds, without those of reading
-        prompts; None if it is not known what steps take without drafts. `was_plain`: the one before
-        had none."""
+        """What drafting gained or lost in a step of `seconds`, without the time in which the
+        drafter read kept features. None while the time of a plain step is not known. `was_plain`:
+        the step before had no drafts."""
         num_decoding = report.num_running if is_mixed(report) else report.num_requests
         plain_s = self.steps.plain_s(num_decoding) if num_decoding else None
         if plain_s is None:
@@ -147,7 +153,7 @@ class Payoff:
         lost_s = min(draft_s, MAX_DRAFTING * plain_s)
         if is_mixed(report):
             lost_s += (seconds - draft_s) * report.num_drafted / num_rows(report)
-        elif report.num_drafted or not was_plain:  # to plan anew behind drafts takes time, too
+        elif report.num_drafted or not was_plain:  # planning anew after drafts takes time, too
             lost_s += min(seconds - draft_s, MAX_STALL * plain_s) - plain_s
         return Balance(
             saved_s=plain_s * report.num_accepted / num_decoding - lost_s,
@@ -159,7 +165,8 @@ class Payoff:
         )
 
     def _ratio(self, num_running: int, num_drafted: int) -> float:
-        """What the next step takes with drafts, in steps without."""
+        """Expected time of the next step with `num_drafted` draft tokens, in times of a plain
+        step."""
         if self.is_beside_prompts:
             row_s, plain_s = self.steps.row_s, self.steps.plain_s(num_running)
             if row_s is not None and plain_s is not None:
@@ -168,9 +175,10 @@ class Payoff:
 
 
 def is_mixed(report: StepReport) -> bool:
-    """There are prompts in it."""
+    """Whether the step computed prompts, too."""
     return report.num_tokens > report.num_requests
 
 
 def num_rows(report: StepReport) -> int:
+    """Number of tokens that the step's pass computed, draft tokens included."""
     return report.num_tokens + report.num_drafted

@@ -1,4 +1,4 @@
-"""The texts of requests, to look up what stood in them, kept as they grow."""
+"""Searchable indexes of requests' tokens, extended as the requests grow."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from baton.kernels.drafting.token_text import PIECE, TokenText
 
 
 class RequestTexts:
-    """The tokens of each request: a step goes over so many of all, and whose turn it is not waits.
-
-    Who waits comes before all others in the next step, in turn: nobody waits for all of another's.
+    """An index of each request's tokens. One step indexes a limited number of tokens, over all
+    requests; the rest waits. Requests that had to wait come first in the next step, in turn, so
+    that none waits for a whole long prompt of another.
     """
 
     def __init__(self, new_text: Callable[[], TokenText]) -> None:
         self._new_text = new_text
         self._indexes: dict[Request, TokenText] = {}
         self._waiting: list[Request] = []
-        """Requests whose index lacks some of their tokens; those that did not have a turn come
-        first."""
+        """Requests whose index lacks some of their tokens; those that had no turn in the last step
+        come first."""
 
     def follow(self, requests: Sequence[Request]) -> list[TokenText]:
-        """An index each; one may not know all of its text yet."""
+        """Extend the indexes and return that of each request. An index may lack the last tokens of
+        its request."""
         left, by_request = PIECE, self._indexes
         passed_over: list[Request] = []
         served: list[Request] = []

@@ -1,11 +1,12 @@
-"""Drafts for decoding requests: how many each gets, if any.
+"""Speculative decoding: makes drafts for decoding requests and decides how many of their tokens are
+verified.
 
-    draft      drafter -> cut: endings, grammars -> acceptance -> the rows that the budget has
-    verified   which tokens were accepted -> acceptance
-    learn      what the step took -> budget
+    draft      drafter -> cut at endings and by grammars -> acceptance rates -> budget of rows
+    verified   number of accepted tokens -> acceptance rates
+    learn      time of the step -> budget
 
-It decides for the whole batch at once: rows go to the tokens that are most likely to be right. No
-decision changes a token, only when it comes.
+The decision is made for the whole batch: the tokens most likely to be accepted are verified,
+whichever request they belong to. It affects only when a token comes, never which one.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ COLLAPSED = 0.2
 
 
 class Speculation:
-    """Belongs to the engine's thread; `metrics` is for any."""
+    """Belongs to the engine's thread; `metrics` may be called by any."""
 
     def __init__(
         self,
@@ -42,8 +43,8 @@ class Speculation:
         reader: HiddenReader | None = None,
         refiner: Refiner | None = None,
     ) -> None:
-        """`reader` is the drafter itself, if it drafts by what the model computes, and `refiner`,
-        if by what the model draws behind drafts."""
+        """`reader` is the drafter itself if it reads the model's hidden states; `refiner` is the
+        drafter itself if it learns from what the model draws after draft tokens."""
         self.drafter = drafter
         self.reader = reader
         self._refiner = refiner
@@ -53,27 +54,28 @@ class Speculation:
         if not drafter.is_costly and reader is None:
             self._watch = Watch(drafter, self._acceptance, budget.max_tokens)
         self.is_napping = False
-        """It rests, and in the next step there is nothing to be done at all."""
+        """Whether drafting is paused and nothing at all is to be done in the next step."""
         self._nap_s = self._slept_s = 0.0
-        """How long a nap is, and how much of it is over."""
+        """Seconds of steps that the nap lasts, and how many of them are over."""
         self._may_watch = False
-        """As far as was known when the last step was to be watched."""
+        """Whether drafts could be compared in the last step in which that was due."""
         self._confidences: dict[Request, Sequence[float]] = {}
         """Confidence of each token drafted for this step."""
         self._drawn_from: dict[Request, Sequence[Tensor]] = {}
-        """What that was drawn from, where drafters tell; until it is verified, for it is much."""
+        """The distributions [V] of those tokens, if the drafter gives them. They are dropped once
+        the tokens are verified, as they are large."""
         self.recall_s = 0.0
-        """Seconds of the last `draft` until the reader had read the kept features of prompts."""
+        """Seconds of the last `draft` in which the reader read the kept features of prompts."""
         self._tally = DraftTally()
 
     @property
     def is_paused(self) -> bool:
-        """Nothing will be drafted for many steps."""
+        """Whether drafting is paused for many steps."""
         return self._budget.is_paused
 
     @property
     def is_collapsed(self) -> bool:
-        """Drafts have lost time because few of them are right, and have won none since."""
+        """Whether drafts lose time because few draft tokens are accepted."""
         return (
             self._budget.has_lost
             and self._tally.acceptance is not None
@@ -82,8 +84,8 @@ class Speculation:
 
     @property
     def is_asleep(self) -> bool:
-        """Nothing will be drafted for many steps: in this one it need neither be asked for drafts
-        nor shown what the pass computes."""
+        """Whether drafting is paused and the end of the pause is not near, so that in this step
+        `draft` and `read` need not be called."""
         return self._budget.is_pause_deep
 
     def draft(
@@ -93,7 +95,8 @@ class Speculation:
         *,
         clock: Clock = monotonic,
     ) -> Drafts:
-        """What to verify in the next pass; who was taken over is among them, and about to run."""
+        """The draft tokens to verify in the next pass. `running` includes adopted requests that are
+        about to be admitted; `features` is the plane of kept features, if there is one."""
         self.recall_s = 0.0
         if self._confidences:
             self._confidences, self._drawn_from = {}, {}
@@ -102,7 +105,7 @@ class Speculation:
         if self._budget.begins_trial():
             self._acceptance.begin_anew()
         wanted: dict[Request, int] = {}
-        """Tokens that each may still get beside the next."""
+        """Number of tokens that each request may still get after its next one."""
         for request in running:
             num = request.ending.num_tokens - len(request.tokens) - 1
             if num > 0 and PersistentBatch.decodes(request):
@@ -123,7 +126,8 @@ class Speculation:
         return self._chosen(len(running), cut) if cut else NO_DRAFTS
 
     def watch(self, running: Sequence[Request], *, clock: Clock = monotonic) -> None:
-        """A step of a rest begins: see now and then what drafts would be worth."""
+        """Called at the beginning of each step of a pause: now and then compares a draft with what
+        the model draws, and ends the pause if drafts have become worthwhile."""
         watch = self._watch
         if watch is None or not watch.is_due:
             return
@@ -140,17 +144,19 @@ class Speculation:
     def read(
         self, shown: Sequence[Shown], hidden: Tensor, features: FeaturePlane | None = None
     ) -> None:
-        """A pass is computed: unless it `is_asleep`, or its features are kept."""
+        """Let the reader take in the hidden states [S, D] of a pass. Need not be called while
+        `is_asleep`, unless there is a plane of features."""
         assert self.reader is not None
         self.reader.read(shown, hidden, features, is_resting=self.is_paused)
 
     def drawn_from(self, request: Request) -> Sequence[Tensor]:
-        """[V] For each token drafted for it in this step; none if they were not drawn."""
+        """The distribution [V] of each token drafted for `request` in this step; empty if the
+        drafter gives none."""
         return self._drawn_from.get(request, ())
 
     @property
     def refines(self) -> bool:
-        """Whether `drew` is worth telling."""
+        """Whether `drew` needs to be called."""
         return self._refiner is not None
 
     def drew(
@@ -160,7 +166,8 @@ class Speculation:
         drawn: Sequence[int],
         are_finite: Sequence[bool],
     ) -> None:
-        """A pass has drawn so behind what it knows and behind each of `drafted`."""
+        """Take in the tokens that a pass drew: after the known tokens of `request`, and after each
+        of `drafted`. Ignored if a row's logits were not finite."""
         if self._refiner is not None and all(are_finite):
             self._refiner.drew(request, drafted, drawn)
 
@@ -173,7 +180,7 @@ class Speculation:
         self._tally.verified(num_drafted, num_accepted)
 
     def learn(self, report: StepReport, seconds: float) -> None:
-        """A step is over."""
+        """Take in a step that took `seconds`."""
         if self.is_napping:
             if self._slept_s + seconds < self._nap_s:
                 self._slept_s += seconds
@@ -200,7 +207,7 @@ class Speculation:
         self._budget.left()
 
     def discard(self, request: Request) -> None:
-        """What was computed of it is wrong."""
+        """Remove everything that was derived from a request's hidden states, which are wrong."""
         if self.reader is not None:
             self.reader.discard(request)
 
@@ -220,7 +227,8 @@ class Speculation:
         }
 
     def _begin_nap(self, step_s: float) -> None:
-        """Deep in a rest, until drafts are looked at again: what steps take is added up later."""
+        """During a long pause, begin a nap until the next draft is due to be compared. Times of
+        steps are only added up until then, and taken in by `_wake`."""
         nap_s = self._budget.nap_s(step_s)
         if self._watch is not None and self._may_watch:
             nap_s = min(nap_s, self._watch.due_in_s)
@@ -234,23 +242,23 @@ class Speculation:
             self._watch.allow(self._slept_s)
 
     def _chosen(self, num_running: int, drafts: dict[Request, Draft]) -> Drafts:
-        """The tokens of all drafts that are most likely to be right; all of those that were drawn
-        from what their drafter tells, for which of them are verified must not hang on what they
-        are."""
-        hopes: list[float] = []
+        """The draft tokens to verify, by request: as many of the likeliest as the budget allows. If
+        the drafter gives distributions, all are verified: the published rule is exact only if the
+        selection does not depend on which tokens were drawn."""
+        probabilities: list[float] = []
         owners: list[Request] = []
         for request, draft in drafts.items():
             chances = self._acceptance.of(request, draft.confidences)
-            hopes += chances
+            probabilities += chances
             owners += [request] * len(chances)
-        if not hopes:
+        if not probabilities:
             return NO_DRAFTS
-        self._tally.num_proposed += len(hopes)
-        # No token of a draft is more hopeful than those before it; a sort keeps equals in order.
-        order = sorted(range(len(hopes)), key=hopes.__getitem__, reverse=True)
-        num_rows, are_drawn = len(hopes), any([draft.q for draft in drafts.values()])
+        self._tally.num_proposed += len(probabilities)
+        # Probabilities never rise within a draft, and the sort is stable, so prefixes are selected.
+        order = sorted(range(len(probabilities)), key=probabilities.__getitem__, reverse=True)
+        num_rows, are_drawn = len(probabilities), any([draft.q for draft in drafts.values()])
         if not are_drawn:
-            num_rows = self._budget.num_rows(num_running, [hopes[at] for at in order])
+            num_rows = self._budget.num_rows(num_running, [probabilities[at] for at in order])
         if not num_rows:
             return NO_DRAFTS
         lens: dict[Request, int] = {}
@@ -264,7 +272,8 @@ class Speculation:
 
 
 def _cut(request: Request, num_wanted: int, draft: Draft) -> Draft:
-    """The draft up to a token that may end the request, for nothing is behind it."""
+    """The draft, cut to `num_wanted` tokens, before a token that may end the request, and before
+    the first token that its grammar does not allow."""
     tokens, ends = draft.tokens, request.ending.tokens
     num = min(len(tokens), num_wanted)
     if not ends.isdisjoint(tokens):

@@ -1,12 +1,13 @@
-"""Suffix matching (as SuffixDecoding, Oliaro et al. 2024): what followed the request's last tokens,
-in itself and in recently finished outputs, as far as most matches agree.
+"""Suffix matching (as in SuffixDecoding, Oliaro et al. 2024, https://arxiv.org/abs/2411.04975):
+drafts the tokens that followed the request's last tokens earlier, in the request itself and in
+recently finished outputs, as far as most matches agree.
 
     last tokens of the request        ... a b c
     after a b c, here and there       d e f  |  d e g  |  d x
     draft                             d  (3 of 3)   e  (2 of 3)   f  (1 of 2)
 
-Longer matches count for more. Outputs are looked up for requests of the same tenant and salt only:
-the speed of a request must not reveal what another one was answered.
+Longer matches count for more. Outputs are used only for requests of the same tenant and cache salt:
+the speed of a request must not reveal another tenant's outputs.
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ from baton.kernels.drafting.token_text import GAP, TokenText, kind_of_texts
 
 LOOK_UP = LookUp(max_match=32, max_places=4, min_share=0.3, sure_length=8)
 MAX_RECENT, MAX_RECENT_IN_ALL = 32_768, 1 << 20
-"""Tokens of ended outputs that are kept for one salt (then the older half is forgotten), and for
-all: about 20 bytes each. Then the salt goes that was not used for longest."""
+"""Most tokens of finished outputs kept for one tenant and salt, and for all together, at about 20
+bytes each. Beyond the first limit the older half is dropped; beyond the second the least recently
+used tenant and salt."""
 
 Salt = tuple[str, bytes]
 
 
 class SuffixDrafter:
+    """A `Drafter` that looks up suffixes in the request and in finished outputs."""
+
     name = "suffix"
     is_costly = False
 
@@ -35,7 +39,7 @@ class SuffixDrafter:
         self._new_text = kind_of_texts()
         self._texts = RequestTexts(self._new_text)
         self._recent: dict[Salt, TokenText] = {}
-        """The least recently used first."""
+        """Finished outputs by tenant and salt, the least recently used first."""
         self._num_recent = 0
         """Tokens of all of them."""
 
@@ -47,7 +51,7 @@ class SuffixDrafter:
         ]
 
     def forget(self, request: Request) -> None:
-        """Its output is kept, whether it was drafted for or not."""
+        """Forget the request, but keep its output, whether it was drafted for or not."""
         self._texts.forget(request)
         if not request.output:
             return

@@ -1,11 +1,13 @@
-"""What drafts would be worth while drafting is paused: some are made, and none are verified.
+"""Estimates what drafts would be worth while drafting is paused: some are made, none are verified.
 
-    look      now and then a draft of one request; it costs no row
-    compare   at the next look: how much of the draft it got. Then another's turn comes, at once:
-              after a turn of all the others it would be gone before its draft was looked at again
-    gain      tokens a draft, less what its rows would have cost; a running mean
+    look      now and then makes a draft for one request, and keeps it
+    compare   at the next look, counts how many of its tokens the model has drawn since. A new draft
+              is made at once, for the next request: if all requests took turns before a comparison,
+              many would have finished before theirs
+    gain      running mean of tokens gained per draft, minus what verifying it would have cost
 
-So a pause ends when drafts have become better, and goes on where a trial would gain nothing.
+With this estimate a pause ends when drafts have become better, and goes on if a trial would gain
+nothing.
 """
 
 from __future__ import annotations
@@ -19,65 +21,68 @@ from baton.engine.speculation.acceptance_rates import AcceptanceRates
 from baton.engine.speculation.drafter import Draft, Drafter
 
 SHARE, LEAST_SHARE = 0.001, 0.00025
-"""Share of the time that looking may take at first, and however often it came to nothing."""
+"""Share of the time that looking may take: at first, and at least, after many drafts in vain."""
 HALVING = 32
-"""Drafts that were not worth it behind which the share is half."""
+"""Number of drafts in vain after which the share is halved."""
 WORTH = 0.4
-"""Gain, in tokens a draft, from which on drafting is tried."""
+"""Drafting is tried again with a gain above this, in tokens per draft."""
 MIN_RUNNING = 4
-"""Requests from which on drafts are looked at: of fewer a lucky draft or two say too little."""
+"""Least number of running requests with which drafts are made: with fewer, one or two lucky drafts
+would decide."""
 MEMORY = 16
-"""Drafts that the mean is of, about, beside one of each request that runs."""
+"""Number of drafts that the running mean covers, plus one for each running request."""
 
 
-class _Kept(NamedTuple):
+class _KeptDraft(NamedTuple):
     request: Request
     draft: Draft
     position: int
-    num_worth: int
-    """The first tokens of it, that would have been verified."""
+    num_to_verify: int
+    """How many of the draft's first tokens would have been verified."""
 
 
 class Watch:
-    """Belongs to the engine's thread. For drafters whose drafts cost next to nothing."""
+    """Belongs to the engine's thread. For drafters whose drafts take next to no time."""
 
     def __init__(self, drafter: Drafter, acceptance: AcceptanceRates, max_tokens: int) -> None:
         self._drafter = drafter
         self._acceptance = acceptance
         self._max_tokens = max_tokens
-        self._kept: _Kept | None = None
+        self._kept: _KeptDraft | None = None
         self._allowed_s = self._look_s = 0.0
-        """Seconds that may be spent, and those that a look takes."""
+        """Seconds that may be spent now, and seconds that a look takes on average."""
         self._turn = 0
         self._num_in_vain = 0
-        """Drafts compared since some were worth it."""
+        """Number of drafts compared since they last ended a pause."""
         self.begin_rest()
 
     def begin_rest(self) -> None:
-        """What was seen in the rest before says nothing of this one."""
+        """Forget what was compared in earlier pauses, which says nothing about this one."""
         self._kept = None
         self.gain = 0.0
         self.num_compared = 0
 
     def was_right(self) -> None:
-        """A rest has ended because of what was seen."""
+        """Note that the pause has ended because of the gain."""
         self._num_in_vain = 0
 
     @property
     def is_due(self) -> bool:
+        """Whether there is time enough for a look."""
         return self._allowed_s >= self._look_s
 
     @property
     def due_in_s(self) -> float:
-        """Seconds of steps until it is; 0 if it is, or more."""
+        """Seconds of steps until a look is due, at most; 0 if one is due."""
         return max(0.0, self._look_s - self._allowed_s) / self._share
 
     def allow(self, seconds: float) -> None:
-        """So much time has passed."""
+        """Take in that steps of `seconds` are over; a share of them may be spent on looking."""
         self._allowed_s = min(self._allowed_s + self._share * seconds, 2 * self._look_s)
 
     def look(self, running: Sequence[Request], row_price: float, clock: Clock) -> None:
-        """`row_price`: what a verified token costs, in tokens."""
+        """Compare the kept draft, and make a new one unless more of it is still to come. `running`
+        must not be empty. `row_price`: cost of verifying one draft token, in tokens."""
         started_at = clock()
         kept = self._kept
         if (
@@ -88,9 +93,9 @@ class Watch:
             self._turn = (self._turn + 1) % len(running)
             request = running[self._turn]
             (draft,) = self._drafter.propose((request,), self._max_tokens)
-            hopes = self._acceptance.of(request, draft.confidences)
-            num_worth = sum([hope > row_price for hope in hopes])
-            self._kept = _Kept(request, draft, len(request.tokens), num_worth)
+            probabilities = self._acceptance.of(request, draft.confidences)
+            num_to_verify = sum([probability > row_price for probability in probabilities])
+            self._kept = _KeptDraft(request, draft, len(request.tokens), num_to_verify)
         seconds = clock() - started_at
         self._look_s += (seconds - self._look_s) / 8 if self._look_s else seconds
         self._allowed_s -= seconds
@@ -103,8 +108,8 @@ class Watch:
     def _share(self) -> float:
         return max(LEAST_SHARE, SHARE * HALVING / (HALVING + self._num_in_vain))
 
-    def _is_over(self, kept: _Kept, num_running: int, row_price: float) -> bool:
-        """Whether all is known of the draft."""
+    def _is_over(self, kept: _KeptDraft, num_running: int, row_price: float) -> bool:
+        """Whether the outcome of the draft is known; if so, it is taken into the mean."""
         request = kept.request
         drafted = kept.draft.tokens
         came = request.tokens[kept.position : kept.position + len(drafted)]
@@ -115,7 +120,7 @@ class Watch:
             return False
         if drafted:
             self._acceptance.learn(request, kept.draft.confidences, num_right)
-        gain = min(num_right, kept.num_worth) - row_price * kept.num_worth
+        gain = min(num_right, kept.num_to_verify) - row_price * kept.num_to_verify
         self.gain += (gain - self.gain) / (MEMORY + num_running)
         self.num_compared += 1
         self._num_in_vain += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Set
 from typing import Annotated, Literal
 
 import msgspec
@@ -269,30 +270,36 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
         return {name: tenant.weight for name, tenant in self.tenants.items()}
 
     def _check_keys(self) -> None:
-        owned = [key for tenant in self.tenants.values() for key in tenant.api_keys]
-        keys = (*self.api_keys, *self.operator_keys, *owned)
-        if not all(keys):
-            raise ValueError("api_keys and operator_keys must not contain an empty key")
-        entries = [
-            read_entry(key, SCOPES if key in self.operator_keys else TENANT_SCOPES)
-            for key in keys
-            if not key.startswith(NAMED)
-        ]
-        is_twice = len({entry.digest for entry in entries}) < len(entries)
-        if is_twice or len(set(keys)) < len(keys):
-            raise ValueError(
-                "a key occurs twice; list it once, in one tenant, in api_keys or in operator_keys"
-            )
+        keys_by_field = {"api_keys": self.api_keys, "operator_keys": self.operator_keys}
+        for name, tenant in self.tenants.items():
+            keys_by_field[f"tenants.{name}.api_keys"] = tenant.api_keys
+        seen: set[bytes | str] = set()
+        for field, keys in keys_by_field.items():
+            scopes = SCOPES if field == "operator_keys" else TENANT_SCOPES
+            for key in keys:
+                known = key if key.startswith(NAMED) else _digest_of(key, scopes, field)
+                if known in seen:
+                    raise ValueError(
+                        f"{field}: a key occurs twice; list it once, in one tenant, in api_keys or "
+                        "in operator_keys"
+                    )
+                seen.add(known)
         if "" in self.tenants:
-            raise ValueError("tenants need a name")
+            raise ValueError("tenants has an entry with an empty name; give it one")
 
     def _check_classes(self) -> None:
         if "" in self.slo_classes:
-            raise ValueError("slo_classes need a name")
-        for name in (self.slo_class, *(tenant.slo_class for tenant in self.tenants.values())):
+            raise ValueError("slo_classes has an entry with an empty name; give it one")
+        of_tenants = {
+            f"tenants.{name}.slo_class": tenant.slo_class for name, tenant in self.tenants.items()
+        }
+        for field, name in {"slo_class": self.slo_class, **of_tenants}.items():
             if name and name not in self.slo_classes:
                 known = ", ".join(self.slo_classes) or "none"
-                raise ValueError(f"slo_class {name!r} is not one of slo_classes, which has {known}")
+                raise ValueError(
+                    f"{field} {name!r} is not one of slo_classes, which has {known}; define it "
+                    "there, or name another"
+                )
 
     def _check_shares(self) -> None:
         total = sum(self.kv_shares.values())
@@ -306,6 +313,16 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
                 "the tenants' kv_share add up to 1, which leaves no blocks for the other keys; "
                 "lower one"
             )
+
+
+def _digest_of(key: str, scopes: Set[str], field: str) -> bytes:
+    """Raises ValueError, which names the field and not the key."""
+    if not key:
+        raise ValueError(f"{field} has an empty key; remove it")
+    try:
+        return read_entry(key, scopes).digest
+    except ValueError as error:
+        raise ValueError(f"{field}: {error}") from None
 
 
 def is_loopback(host: str) -> bool:

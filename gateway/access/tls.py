@@ -95,7 +95,10 @@ class TlsIdentity:
             context.load_cert_chain(self._cert_file, self._key_file, password=_refuse)
         except ssl.SSLError as error:
             setting = _at_fault(self._cert_file)
-            raise InvalidConfig(f"{setting} cannot be used: {error.reason or error}") from error
+            raise InvalidConfig(
+                f"{setting} cannot be used ({error.reason or error}); give "
+                "a certificate and its own key, both in PEM"
+            ) from error
         except OSError as error:
             raise InvalidConfig(
                 f"gateway.tls_cert_file or tls_key_file was removed while it was read ({error}); "
@@ -126,7 +129,9 @@ def _read(key: str, path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise InvalidConfig(f"{key}: cannot read {path}: {error.strerror}") from error
+        raise InvalidConfig(
+            f"{key}: cannot read {path} ({error.strerror}); give a file that this process may read"
+        ) from error
 
 
 def _refuse() -> str:

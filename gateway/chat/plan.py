@@ -31,7 +31,7 @@ from baton.gateway.chat.functions import NO_PARAMETERS, Function, TextFunction
 from baton.gateway.chat.lark import NotHeld, without_notes
 from baton.gateway.chat.tool_definitions import ToolMode, ToolUse
 from baton.gateway.chat.tool_detection import GENERIC, MARKERS, call_format
-from baton.gateway.grammars.structured_output import OutputRule
+from baton.gateway.grammars.structured_output import OutputRule, json_rule
 from baton.gateway.output import formats, harmony
 from baton.gateway.output.formats import CallFormat
 from baton.gateway.output.output_parser import OutputParser
@@ -129,10 +129,10 @@ def _unheld_fields(tools: ToolUse, grammar: Grammar | None) -> Iterator[str]:
     """Fields of grammars that cannot be enforced in an optional call. A regex becomes a part of the
     call's schema; another grammar would have to express JSON's quoting."""
     is_trusted = tools.mode is ToolMode.AUTO and grammar is None
-    for index, function in enumerate(tools.functions if tools.mode is not ToolMode.NONE else ()):
+    for function in tools.functions if tools.mode is not ToolMode.NONE else ():
         if is_trusted and function.strict and not isinstance(function, TextFunction):
             *within, _ = tools.schema_field.split(".")
-            yield ".".join((f"{tools.field}[{index}]", *within, "strict"))
+            yield ".".join((tools.path(function), *within, "strict"))
         if isinstance(function, TextFunction) and (rule := function.rule) is not None:
             is_held = grammar is not None and rule.grammar.kind is GrammarKind.REGEX
             if not is_held and function.name != tools.forced_name:
@@ -150,7 +150,11 @@ async def _grammar(
     rule = tools.rule() or conversation.rule
     if rule is not None or not _holds_to_schemas(gateway, parser, conversation):
         calls = _other_calls(parser, conversation, special_by_mark)
-        return await gateway.grammars.accept(rule, reasoning=reasoning, calls=calls)
+        try:
+            return await gateway.grammars.accept(rule, reasoning=reasoning, calls=calls)
+        except InvalidRequest:
+            await _refuse_bad_part(gateway, conversation, calls)
+            raise
     other_special = gateway.model.tokenizer.special.difference(
         special_by_mark.values(), gateway.model.eos_token_ids
     )
@@ -168,12 +172,26 @@ async def _grammar(
         # is refused.
         for function in strict:
             with suppress(NotHeld):
-                await gateway.grammars.accept(_schema_rule(function, tools.field))
+                await gateway.grammars.accept(_schema_rule(function, tools))
     return None  # not enforced
 
 
-def _schema_rule(function: Function, field: str) -> OutputRule:
+async def _refuse_bad_part(gateway: Gateway, conversation: Conversation, calls: str | None) -> None:
+    """A grammar of several parts cannot be followed: raises InvalidRequest that names the part
+    which cannot be followed by itself, if there is one."""
+    tools = conversation.tools
+    is_call_of_any = tools.mode is ToolMode.REQUIRED and tools.forced_name is None
+    if calls is not None:
+        await gateway.grammars.accept(conversation.rule)
+    if calls is not None or is_call_of_any:
+        for function in tools.functions:
+            schema, path = function.parameters or NO_PARAMETERS, tools.schema_path(function)
+            await gateway.grammars.accept(json_rule(schema, field=path))
+
+
+def _schema_rule(function: Function, tools: ToolUse) -> OutputRule:
     """Raises NotHeld."""
+    field = tools.schema_path(function)
     schema = msgspec.json.encode(without_notes(function.parameters or NO_PARAMETERS)).decode()
     return OutputRule(field=field, grammar=Grammar(GrammarKind.JSON_SCHEMA, schema))
 

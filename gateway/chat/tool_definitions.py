@@ -48,6 +48,8 @@ class ToolUse:
     schema_field: str = "function.parameters"
     """The path of a tool's schema below the tool, for error messages."""
     field: str = "tools"
+    listed_names: tuple[str, ...] = ()
+    """Names of all tools of the request, in its order; it may allow only some of them."""
 
     def rule(self) -> OutputRule | None:
         """The rule of the output if a tool must be called."""
@@ -56,15 +58,23 @@ class ToolUse:
         if self.text_rule is not None:
             return self.text_rule
         if self.forced_name is not None:
-            (index,) = (i for i, f in enumerate(self.functions) if f.name == self.forced_name)
-            parameters = self.functions[index].parameters
-            field = f"{self.field}[{index}].{self.schema_field}"
-            return json_rule(parameters or NO_PARAMETERS, field=field)
+            (forced,) = (f for f in self.functions if f.name == self.forced_name)
+            return json_rule(forced.parameters or NO_PARAMETERS, field=self.schema_path(forced))
         items = self.call_schema("parameters", place="#/items")
         calls: dict[str, Any] = {"type": "array", "items": items, "minItems": 1}
         if not self.is_parallel:
             calls["maxItems"] = 1
         return json_rule(calls, field=self.field)
+
+    def path(self, function: Function) -> str:
+        """Where the request has this tool, for error messages."""
+        return f"{self.field}[{self.listed_names.index(function.name)}]"
+
+    def schema_path(self, function: Function) -> str:
+        """Where the request has what the arguments of a call must be."""
+        if isinstance(function, TextFunction) and function.rule is not None:
+            return function.rule.field
+        return f"{self.path(function)}.{self.schema_field}"
 
     @property
     def custom_names(self) -> frozenset[str]:
@@ -83,16 +93,14 @@ class ToolUse:
 
         Raises InvalidRequest.
         """
-        try:
-            return {
-                "anyOf": [
-                    _call(function, arguments_key, f"{place}/anyOf/{index}")
-                    for index, function in enumerate(self.functions)
-                ]
-            }
-        except RecursionError:
-            message = f"{self.field} has parameters that are nested too deeply"
-            raise InvalidRequest(message, field=self.field) from None
+        calls = []
+        for index, function in enumerate(self.functions):
+            try:
+                calls.append(_call(function, arguments_key, f"{place}/anyOf/{index}"))
+            except RecursionError:
+                path = self.schema_path(function)
+                raise InvalidRequest(f"{path} is nested too deeply", field=path) from None
+        return {"anyOf": calls}
 
 
 def tool_use(
@@ -112,6 +120,7 @@ def use_of(
 ) -> ToolUse:
     """`choice` is OpenAI's `tool_choice`. Raises InvalidRequest."""
     _check_names(functions)
+    listed_names = tuple(function.name for function in functions)
     if isinstance(choice, Mapping) and choice.get("type") == ALLOWED:
         functions, choice = _allowed(functions, choice)
     forced_name = None if choice is None or isinstance(choice, str) else _named(choice)
@@ -135,6 +144,7 @@ def use_of(
         forced_name=forced_name,
         is_parallel=is_parallel is not False,
         schema_field=schema_field,
+        listed_names=listed_names,
     )
 
 

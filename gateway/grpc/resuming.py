@@ -9,7 +9,7 @@ its id.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Generic, TypeVar
 
@@ -110,11 +110,8 @@ class StreamWriter(Generic[R]):
 async def end_stream(context: Context, request: pb.EndStreamRequest, gateway: Gateway) -> None:
     """End a stream at whichever gateway has it. Unknown streams and those of others get the same
     answer. Raises Unavailable if a replica that may have it cannot be asked."""
-    wanted = TakeStream(request.stream_id, _owner(context), KINDS, is_end=True)
-    try:
-        gateway.keeper.end(wanted.stream_id, owner=wanted.owner, kinds=KINDS)
-    except StreamNotFound:
-        await gateway.dispatcher.take_stream(wanted)
+    with suppress(StreamNotFound):
+        await gateway.end_stream(request.stream_id, owner=_owner(context), kinds=KINDS)
 
 
 async def _encoded(responses: AsyncGenerator[R]) -> AsyncGenerator[bytes]:

@@ -5,12 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 from baton.core.chaos import Chaos
 from baton.core.clock import Clock, monotonic
-from baton.core.errors import ContextExceeded, ModelForbidden, ModelNotFound
+from baton.core.errors import (
+    ContextExceeded,
+    ModelForbidden,
+    ModelNotFound,
+    StreamNotFound,
+    Unavailable,
+)
 from baton.core.metrics import exposition
+from baton.core.parking import TakeStream
 from baton.gateway.access.api_keys import ApiKeys, Caller, known_keys
 from baton.gateway.access.cache_salt import CacheSalts
 from baton.gateway.access.config import GatewayConfig
@@ -252,6 +260,22 @@ class Gateway:
             includes_stop=order.includes_stop,
         )
         return CompletionStream(self.run(generation), output)
+
+    async def end_stream(self, stream_id: str, *, owner: bytes, kinds: tuple[str, ...]) -> None:
+        """End a resumable stream at whichever gateway has it; decode replicas forget it, too.
+
+        Raises StreamNotFound, or Unavailable if it is not here and a replica that may have it
+        cannot be asked.
+        """
+        wanted = TakeStream(stream_id, owner, kinds, is_end=True)
+        try:
+            self.keeper.end(stream_id, owner=owner, kinds=kinds)
+        except StreamNotFound:
+            if await self.dispatcher.take_stream(wanted) is None:
+                raise
+            return
+        with suppress(Unavailable):  # a replica that cannot be asked forgets it by itself, soon
+            await self.dispatcher.take_stream(wanted)
 
     def run(self, generation: Generation) -> GenerationRun:
         spend = partial(self.limits.charge, generation.tenant)

@@ -43,7 +43,7 @@ def missing(
 ) -> tuple[Missing, ...]:
     """`trouble_by_replica`: why each known replica accepts nothing; empty: it is ready."""
     found = []
-    for role, num_wanted in _after_flips(wanted, (*trouble_by_replica, *starting)).items():
+    for role, num_wanted in after_flips(wanted, (*trouble_by_replica, *starting)).items():
         trouble = {it: why for it, why in trouble_by_replica.items() if it.role is role}
         num_ready = sum(not why for why in trouble.values())
         if num_ready >= num_wanted:
@@ -61,7 +61,7 @@ def missing(
     return tuple(found)
 
 
-def _after_flips(wanted: Wanted, there: Sequence[ReplicaInfo | StartingReplica]) -> Wanted:
+def after_flips(wanted: Wanted, there: Sequence[ReplicaInfo | StartingReplica]) -> Wanted:
     """The wanted replicas by role, after flips: a flipped replica is wanted in its new role."""
     came = Counter(one.role for one in there if one.is_flipped)
     num_flips = came.total()

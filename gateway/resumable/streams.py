@@ -23,6 +23,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
 from baton.core.errors import InvalidRequest, Overloaded, StreamNotFound
+from baton.core.wording import count_of
 from baton.gateway.resumable.log import StreamLog, cost_of
 
 STREAM_COST_BYTES = 1024
@@ -117,7 +118,7 @@ class ResumableStreams:
         ones."""
         if last_sequence > stream.log.last_sequence:
             raise InvalidRequest(
-                f"the stream has {stream.log.last_sequence} events so far, and event "
+                f"the stream has {count_of(stream.log.last_sequence, 'event')} so far, and event "
                 f"{last_sequence} is not one of them",
                 field="last_sequence",
             )

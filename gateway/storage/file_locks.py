@@ -66,12 +66,10 @@ class FileLocks:
         else:
             return
         if not self._may_wait.acquire(blocking=False):
-            raise TimeoutError(
-                "another gateway keeps a file locked, and others wait for it already"
-            )
+            raise _not_let_go(path, "other threads of this gateway wait for locks already")
         try:
             if not self._lock_until(fd, deadline):
-                raise TimeoutError("another gateway does not let go of the file's lock")
+                raise _not_let_go(path, f"it did not let go within {LOCK_S:g} s")
         finally:
             self._may_wait.release()
 
@@ -94,6 +92,15 @@ class FileLocks:
                 return False
             time.sleep(LOOK_S)
         return True
+
+
+def _not_let_go(path: Path, why: str) -> TimeoutError:
+    """With the file's name, which is for the operator alone, in `filename`."""
+    reason = (
+        f"another gateway has locked a file, and {why}; if that goes on, look for a gateway that "
+        "hangs, and restart it"
+    )
+    return TimeoutError(errno.ETIMEDOUT, reason, str(path))
 
 
 def _try_to_lock(fd: int) -> bool:

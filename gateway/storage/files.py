@@ -116,7 +116,7 @@ class FileReader:
         is_cut = not data and self._num_left > 0
         if is_cut or (not self._num_left and self._checksum != self.metadata.checksum):
             log.warning("%s is corrupt: its checksum is wrong", self._path)
-            raise CorruptRecord("its checksum is wrong")
+            raise CorruptRecord("a stored file is damaged: its checksum does not match")
         return data
 
     def read_all(self) -> bytes:

@@ -50,17 +50,19 @@ def read_metadata(fd: int) -> Metadata:
     end = os.fstat(fd).st_size
     tail = os.pread(fd, TAIL_BYTES, max(0, end - TAIL_BYTES))
     if len(tail) < TAIL_BYTES or not tail.endswith(MAGIC):
-        raise CorruptRecord("it has no end")
+        raise CorruptRecord("a stored file is damaged: it is cut short")
     length = int.from_bytes(tail[:4], "big")
     begin = end - TAIL_BYTES - length
     if length > MAX_METADATA_BYTES or begin < 0:
-        raise CorruptRecord("its end is wrong")
+        raise CorruptRecord("a stored file is damaged: its end cannot be read")
     try:
         metadata = msgspec.json.decode(os.pread(fd, length, begin), type=Metadata)
     except msgspec.DecodeError as error:
-        raise CorruptRecord("its end is wrong") from error
+        raise CorruptRecord("a stored file is damaged: its end cannot be read") from error
     if metadata.num_bytes != begin:
-        raise CorruptRecord(f"it has {begin} bytes in place of {metadata.num_bytes}")
+        raise CorruptRecord(
+            f"a stored file is damaged: it has {begin} bytes in place of {metadata.num_bytes}"
+        )
     return metadata
 
 

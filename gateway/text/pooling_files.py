@@ -17,9 +17,10 @@ from typing import Any
 
 import msgspec
 
-from baton.core.errors import CheckpointError, InvalidConfig
+from baton.core.errors import InvalidConfig
 from baton.core.labels import labels_of
 from baton.core.messages import Pooling
+from baton.engine.models.config.description import unsupported, wrong
 
 CLASSIFIER = "ForSequenceClassification"
 TWO_WAY = "from_2_way_softmax"
@@ -105,14 +106,12 @@ def _label_tokens(config: Mapping[str, Any]) -> LabelTokens | None:
     if not tokens:
         return None
     if not isinstance(tokens, list) or not all(isinstance(token, str | int) for token in tokens):
-        raise CheckpointError(
-            f"config.json: `classifier_from_token` must be a list of tokens, not {tokens!r}"
-        )
+        raise wrong(f"`classifier_from_token` must be a list of tokens, not {tokens!r}")
     default = TWO_WAY if len(tokens) == 2 else METHODS[1]
     method = config.get("method") or default
     if method not in METHODS or (method == TWO_WAY and len(tokens) != 2):
-        raise CheckpointError(
-            f"config.json: `method` is {method!r} for {len(tokens)} tokens; supported are "
+        raise unsupported(
+            f"`method` is {method!r} for {len(tokens)} tokens; supported are "
             f"{TWO_WAY!r} of two and {METHODS[1]!r}"
         )
     return LabelTokens(tokens=tuple(tokens), is_two_way=method == TWO_WAY)
@@ -162,7 +161,7 @@ def _problem_type(config: Mapping[str, Any]) -> str:
     found = config.get("problem_type") or ""
     if found not in PROBLEM_TYPES:
         known = ", ".join(PROBLEM_TYPES[1:])
-        raise CheckpointError(f"config.json: `problem_type` is {found!r}; supported are {known}")
+        raise unsupported(f"`problem_type` is {found!r}; supported are {known}")
     return str(found)
 
 
@@ -173,9 +172,8 @@ def _activation(config: Mapping[str, Any]) -> str:
     found = str(now or config.get("sbert_ce_default_activation_function") or "")
     name = found.rpartition(".")[2]
     if name and name not in ACTIVATIONS:
-        raise CheckpointError(
-            f"config.json: the activation of pairs is {found!r}; supported are "
-            + ", ".join(ACTIVATIONS)
+        raise unsupported(
+            f"the activation of pairs is {found!r}; supported are " + ", ".join(ACTIVATIONS)
         )
     return name
 

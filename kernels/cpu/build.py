@@ -5,6 +5,9 @@
 A target is the CPU at hand (`native`), or one of several kinds of CPU, for images and wheels that
 are to run on more than one. A build is one compiler a source, as many at once as this process may
 use cores, the longest first; what nearly all sources begin with is read once for all of them.
+
+A build copies the sources first, and what it makes is named after that copy: if they change
+meanwhile, by an editor or a `git checkout`, the next process builds a library of the new ones.
 Processes that start together build in turn, so that the second finds what the first has made. What
 is made is renamed into place; at its end is a checksum of it, by which a file that was cut short is
 known, library or object.
@@ -15,6 +18,7 @@ from __future__ import annotations
 import fcntl
 import math
 import platform
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -111,25 +115,25 @@ def kinds_of(machine: str, cpu_flags: Iterable[str]) -> tuple[str, ...]:
 def find(folder: Path, target: str, compiler: Command | None) -> Iterator[Path]:
     """Libraries of these sources that may be there; without a compiler, whoever made them."""
     if compiler is not None:
-        yield folder / _name(target, compiler)
+        yield folder / _name(target, compiler, SOURCES)
     else:
         with suppress(OSError):  # the folder cannot be read
-            yield from sorted(folder.glob(f"baton-{_sources_digest(target)}-*.so"))
+            yield from sorted(folder.glob(f"baton-{_sources_digest(target, SOURCES)}-*.so"))
 
 
 def num_sources() -> int:
     """Sources of one library."""
-    return len(_sources(".cpp"))
+    return len(_files(SOURCES, ".cpp"))
 
 
-def _sources(*suffixes: str) -> list[Path]:
+def _files(sources: Path, *suffixes: str) -> list[Path]:
     """Source files sorted by name: where a file lies changes nothing of what is made."""
-    found = [path for path in SOURCES.rglob("*") if path.suffix in suffixes]
+    found = [path for path in sources.rglob("*") if path.suffix in suffixes]
     return sorted(found, key=lambda path: path.name)
 
 
-def _include_flags() -> list[str]:
-    return [f"-I{family}" for family in sorted({path.parent for path in _sources(".h")})]
+def _include_flags(sources: Path) -> list[str]:
+    return [f"-I{family}" for family in sorted({path.parent for path in _files(sources, ".h")})]
 
 
 def num_threads() -> int:
@@ -141,17 +145,31 @@ def build(folder: Path, target: str, compiler: Command, report: Report) -> Path:
     """Make the library anew. Raises CalledProcessError or OSError."""
     flags = (*FLAGS, *_target_flags(target))
     made_by = repr((flags, _identity(target), _version(compiler))).encode()
-    headers = b"".join(header.read_bytes() for header in _sources(".h"))
-    object_by_source = {
-        source: folder / f"{source.stem}-{_digest(made_by, headers, source.read_bytes())}.o"
-        for source in _sources(".cpp")
-    }
-    library = folder / _name(target, compiler)
-    with _one_at_a_time(folder):
+    with _one_at_a_time(folder), _copied(SOURCES) as sources:
+        headers = b"".join(header.read_bytes() for header in _files(sources, ".h"))
+        object_by_source = {
+            source: folder / f"{source.stem}-{_digest(made_by, headers, source.read_bytes())}.o"
+            for source in _files(sources, ".cpp")
+        }
+        library = folder / _name(target, compiler, sources)
         missing = {s: made for s, made in object_by_source.items() if not is_whole(made)}
-        _compile((*compiler, *flags, *_include_flags()), missing, report)
+        _compile((*compiler, *flags, *_include_flags(sources)), missing, report)
         _make(library, *compiler, "-shared", "-pthread", *map(str, object_by_source.values()))
     return library
+
+
+@contextmanager
+def _copied(sources: Path) -> Iterator[Path]:
+    """A copy of the sources, which nobody changes while they are compiled. Errors of the compiler
+    name the files that were copied."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / sources.name
+        shutil.copytree(sources, copy)
+        try:
+            yield copy
+        except subprocess.CalledProcessError as error:
+            error.stderr = error.stderr.replace(str(copy), str(sources))
+            raise
 
 
 def is_whole(made: Path) -> bool:
@@ -215,13 +233,13 @@ def _make(made: Path, *command: str) -> None:
         unfinished.rename(made)
 
 
-def _name(target: str, compiler: Command) -> str:
-    return f"baton-{_sources_digest(target)}-{_digest(_version(compiler).encode())}.so"
+def _name(target: str, compiler: Command, sources: Path) -> str:
+    return f"baton-{_sources_digest(target, sources)}-{_digest(_version(compiler).encode())}.so"
 
 
-def _sources_digest(target: str) -> str:
-    sources = _sources(".cpp", ".h")
-    named = [part for source in sources for part in (source.name.encode(), source.read_bytes())]
+def _sources_digest(target: str, sources: Path) -> str:
+    files = _files(sources, ".cpp", ".h")
+    named = [part for file in files for part in (file.name.encode(), file.read_bytes())]
     return _digest(repr((FLAGS, _target_flags(target))).encode(), _identity(target), *named)
 
 

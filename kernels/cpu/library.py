@@ -32,6 +32,7 @@ from functools import cache
 from pathlib import Path
 
 from baton.core.home import home
+from baton.core.wording import count_of
 from baton.kernels.cpu import build
 from baton.kernels.cpu.matrix_tiles import (
     KERNELS,
@@ -194,10 +195,10 @@ def _build(folder: Path, target: str, compiler: build.Command) -> ctypes.CDLL:
     except OSError:
         is_kept = False
     logger.warning(
-        "kernels for this CPU are compiled, once: %d sources, about %d s on %d cores",
-        build.num_sources(),
+        "kernels for this CPU are compiled, once: %s, about %d s on %s",
+        count_of(build.num_sources(), "source"),
         CPU_SECONDS // build.num_threads(),
-        build.num_threads(),
+        count_of(build.num_threads(), "core"),
     )
     report = BuildProgress(logger.info, every_s=EVERY_S)
     if is_kept:

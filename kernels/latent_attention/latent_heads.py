@@ -45,20 +45,27 @@ class LatentWeights:
 
     heads: LatentShape
     absorb: HeadWeight  # U_k^T [N, L, P]
-    keys: HeadWeight  # U_k [N, P, L]
+    keys: HeadWeight | None  # U_k [N, P, L]; None where attention is always absorbed
     values: HeadWeight  # U_v [N, V, L]
     is_fixed: bool = False
     """Whether a token is attended the same in any pass: always absorbed."""
 
     @classmethod
-    def of(cls, weight: Tensor, shape: LatentShape, *, is_fixed: bool = False) -> LatentWeights:
+    def of(
+        cls,
+        weight: Tensor,
+        shape: LatentShape,
+        *,
+        is_fixed: bool = False,
+        is_always_absorbed: bool = False,
+    ) -> LatentWeights:
         """Weights from [N (P + V), L], which is not looked at again where it is packed."""
         by_head = weight.view(shape.num_heads, -1, shape.latent_dim)
         keys, values = torch.split(by_head, [shape.nope_dim, shape.value_dim], dim=1)
         return cls(
             shape,
             pack_heads(keys.transpose(1, 2), is_fixed=is_fixed),
-            pack_heads(keys),
+            None if is_fixed or is_always_absorbed else pack_heads(keys),
             pack_heads(values, is_fixed=is_fixed),
             is_fixed,
         )
@@ -75,5 +82,6 @@ class LatentWeights:
         return self.absorb.nbytes + self.values.nbytes
 
     def of_heads(self, first: int, stop: int) -> tuple[HeadWeight, HeadWeight]:
-        """U_k and U_v of some of the heads."""
+        """U_k and U_v of some of the heads, for the expanded form."""
+        assert self.keys is not None, "attention is always absorbed"
         return some_heads(self.keys, first, stop), some_heads(self.values, first, stop)

@@ -11,6 +11,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 from baton.core.ids import Epoch
+from baton.core.wording import count_of
 from baton.kv_transfer.config import DEFAULTS
 
 MAX_REMEMBERED = 256
@@ -57,7 +58,7 @@ class SourceScores:
         record = self._records.get(epoch)
         if record is None or now >= record.avoided_until:
             return ""
-        return f"it has sent {record.num_corrupt} corrupt pieces of KV"
+        return f"it has sent {count_of(record.num_corrupt, 'corrupt piece')} of KV"
 
     def metrics(self, now: float) -> dict[str, float]:
         """Metrics by Prometheus name."""

@@ -24,6 +24,7 @@ from baton.core.ids import Epoch, TransferId, new_transfer_id
 from baton.core.kv_layout import KvLayout
 from baton.core.kv_pool import Holder, HolderKind, KvPool
 from baton.core.owner_thread import OwnerThread
+from baton.core.wording import count_of
 from baton.kv_transfer.handoff.lease import ReceiverState
 from baton.kv_transfer.handoff.reservation import KvSource, Reservation, WantedKv
 from baton.kv_transfer.receiving.fetch import Fetcher, TransferReport
@@ -144,7 +145,7 @@ class PrefixFetcher:
         kept = range(0)
         with suppress(BatonError):  # nothing is kept of an engine that has died
             kept = await self.owner.call(lambda: self.receiver.kept(transfer_id))
-        what = f"no more than {len(kept)} tokens" if kept else "nothing"
+        what = f"no more than {count_of(len(kept), 'token')}" if kept else "nothing"
         note = f"{what} brought in from {source.name}: {error}"
         return FetchedPrefix(num_held=kept.start, num_tokens=kept.stop, note=note)
 

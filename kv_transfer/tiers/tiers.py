@@ -18,6 +18,7 @@ from baton.core.clock import Clock
 from baton.core.ids import TransferId
 from baton.core.kv_pool import KvPool
 from baton.core.owner_thread import OwnerThread
+from baton.core.wording import count_of
 from baton.kv_transfer.pulling.prefix_fetch import FetchedPrefix, PrefixFetcher
 from baton.kv_transfer.receiving.fetch import Fetcher
 from baton.kv_transfer.receiving.receiver import Receiver
@@ -148,7 +149,7 @@ class Tiers:
             self.num_tokens += brought_in.num_new
             self._observe(source, brought_in.report.transfer_ms / 1e3 if brought_in.report else 0)
             tiers = " and ".join(source.tiers)
-            notes.append(f"swapped in {brought_in.num_new} tokens from {tiers}")
+            notes.append(f"swapped in {count_of(brought_in.num_new, 'token')} from {tiers}")
         elif notes:
             self._read_ahead(source)
         return replace(brought_in, note="; ".join(notes))

@@ -18,6 +18,7 @@ from random import Random
 from baton.core.chaos import AT_GATEWAYS
 from baton.core.errors import InvalidConfig, Unavailable
 from baton.core.ids import Epoch
+from baton.core.wording import count_of
 from baton.platform.chaos.live import LiveDeployment, Target
 from baton.platform.chaos.load import DisturbedLoad, Tally, make_prompts, undisturbed
 from baton.platform.chaos.scenario import ProcessFault, Scenario
@@ -58,7 +59,7 @@ class ScenarioRun:
         scenario, load = self._scenario, self._scenario.load
         await self._check_enabled()
         prompts = make_prompts(load, scenario.seed)
-        self._tell(f"{len(prompts)} prompts, asked undisturbed")
+        self._tell(f"{count_of(len(prompts), 'prompt')}, asked undisturbed")
         expected = await undisturbed(self._deployment, prompts, load)
         disturbed = DisturbedLoad(self._deployment, load, prompts, expected)
         self._tell(f"{scenario.duration_s:g} s of chaos: {scenario.what}")

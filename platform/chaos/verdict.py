@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from baton.core.wording import count_of
 from baton.platform.chaos.load import Tally
 from baton.platform.chaos.scenario import Scenario
 
@@ -25,7 +26,11 @@ def unsettled(leaks: Mapping[str, Any], status: Mapping[str, Any]) -> list[str]:
     rest."""
     found = [*leaks["violations"], *(f"{name} is unreachable" for name in leaks["unreachable"])]
     for row in leaks["replicas"]:
-        found += [f"{row['replica']} holds {row[term]} {term} blocks" for term in HELD if row[term]]
+        found += [
+            f"{row['replica']} holds {count_of(row[term], f'{term} block')}"
+            for term in HELD
+            if row[term]
+        ]
     for rows in status["pools"].values():
         found += [text for row in rows if row["is_reachable"] for text in _books(row)]
     return found
@@ -46,7 +51,7 @@ def judge(scenario: Scenario, tally: Tally, left_over: Sequence[str]) -> list[In
     why = f": {reasons[0][0]}" if reasons else ""
     wrong = tally.wrong[0] if tally.wrong else None
     return [
-        Invariant("something was asked", tally.num_asked > 0, f"{tally.num_asked} requests"),
+        Invariant("something was asked", tally.num_asked > 0, count_of(tally.num_asked, "request")),
         Invariant(
             "no wrong token",
             not tally.wrong,

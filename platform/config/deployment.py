@@ -191,7 +191,10 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
                 "over only if one divides the other; set both the same"
             )
         if self.gateway.port == self.gateway.grpc_port != 0:
-            raise ValueError("gateway.port and gateway.grpc_port must differ")
+            raise ValueError(
+                "gateway.port and gateway.grpc_port must differ, and both are "
+                f"{self.gateway.port}; change one of them"
+            )
         self._check_models()
         self._check_encryption()
         self._check_tiers()

@@ -174,7 +174,9 @@ def _replica_bytes(config: DeploymentConfig, pool: PoolConfig, model: ModelConfi
         stage = family.build(share)
         keep_stage(stage, layers)
         kept = replace(share, layers=tuple(share.layers[layer] for layer in layers))
-        weights += prepared_bytes(stage, dtype, config.quantize)
+        weights += prepared_bytes(
+            stage, dtype, config.quantize, is_deterministic=config.deterministic
+        )
         kv += kv_bytes(pool.cache, kept, dtype)
     num_alike = mesh.size // mesh.pipeline
     return ModelMemory(weight_bytes=weights * num_alike, kv_bytes=kv * num_alike)
@@ -210,7 +212,9 @@ def kv_layout(cache: CacheConfig, model: ModelConfig, dtype: str) -> KvLayout:
 def weight_bytes(config: DeploymentConfig, model: ModelConfig) -> int:
     """Bytes of weights of one rank on a CPU, from shapes; quantised ones count as widened."""
     family, dtype = family_of(model.architecture), served_dtype(config.dtype, model, "cpu")
-    return prepared_bytes(family.build(model), dtype, config.quantize)
+    return prepared_bytes(
+        family.build(model), dtype, config.quantize, is_deterministic=config.deterministic
+    )
 
 
 def served_dtype(dtype: str, model: ModelConfig, device: str) -> str:

@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from baton.core.wording import count_of
+
 
 class Status(StrEnum):
     OK = "ok"
@@ -60,5 +62,6 @@ def verdict(findings: Iterable[Finding]) -> str:
     if num_failed:
         return f"it will not work: {num_failed} of {num_all} checks failed{tail}"
     if num_warned:
-        return f"it will work, with {num_warned} warnings in {num_all} checks{tail}"
+        warnings, checks = count_of(num_warned, "warning"), count_of(num_all, "check")
+        return f"it will work, with {warnings} in {checks}{tail}"
     return f"all of {num_all} checks passed{tail}"

@@ -18,6 +18,7 @@ import msgspec
 from baton.core.ids import Epoch, ReplicaId
 from baton.core.kv_layout import KvLayout
 from baton.core.replicas import Role
+from baton.core.wording import count_of
 from baton.platform.doctor.finding import Finding, fail, ok, warn
 from baton.platform.doctor.matrix import LiveReplica, Pair, Size, TransportMeasurement
 from baton.platform.doctor.node_checks import unexamined
@@ -90,11 +91,11 @@ def registries_of(status: dict[str, Any]) -> list[Finding]:
         elif one["num_replicas"] < most:
             found = warn(
                 "registry",
-                f"it knows {one['num_replicas']} replicas, and another one {most}",
+                f"it knows {count_of(one['num_replicas'], 'replica')}, and another one {most}",
                 "see the network between it and the replicas' nodes, if it is so in a minute still",
             )
         else:
-            found = ok("registry", f"it knows {most} replicas")
+            found = ok("registry", f"it knows {count_of(most, 'replica')}")
         findings.append(replace(found, where=one["registry"]))
     return findings
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from baton.core.wording import count_of
 from baton.platform.doctor.finding import Finding, fail, ok, skipped, warn
 from baton.platform.machine.memory import MemoryFacts
 from baton.platform.machine.node import NodeFacts
@@ -82,7 +83,9 @@ def check_memory(memory: MemoryFacts, demand: Demand | None) -> Finding:
             remedy = "lower cache.memory_gib, or give the machine more memory"
             return warn("memory", left, remedy)
         return ok("memory", left)
-    wanted = f"{gib(demand.full_bytes)} wanted by {demand.num_replicas} replicas, {left}"
+    wanted = (
+        f"{gib(demand.full_bytes)} wanted by {count_of(demand.num_replicas, 'replica')}, {left}"
+    )
     remedy = "lower cache.memory_gib or the number of replicas, or raise the container's limit"
     if demand.full_bytes > memory.left:
         return fail("memory", wanted, remedy)
@@ -135,11 +138,11 @@ def check_rdma(facts: NodeFacts) -> Finding:
 def check_cores(facts: NodeFacts, demand: Demand | None) -> Finding:
     flags = ", ".join(facts.cpu_flags) or "no vector extensions known"
     kernels = f"; kernels for {facts.kernels}" if facts.kernels else ""
-    seen = f"{facts.num_cores:g} cores ({facts.architecture}: {flags}{kernels})"
+    seen = f"{count_of(facts.num_cores, 'core', form='g')} ({facts.architecture}: {flags}{kernels})"
     if facts.architecture == "x86_64" and "avx2" not in facts.cpu_flags:
         return warn("cores", seen, "use a CPU with AVX2, or a GPU: torch is many times slower here")
     if demand is not None and demand.num_threads > facts.num_cores:
-        seen = f"{demand.num_threads} threads on {seen}"
+        seen = f"{count_of(demand.num_threads, 'thread')} on {seen}"
         remedy = (
             "lower resources.num_threads or the number of replicas: threads wait for each other"
         )
@@ -149,7 +152,7 @@ def check_cores(facts: NodeFacts, demand: Demand | None) -> Finding:
 
 def check_numa(numa_cores: Sequence[int], demand: Demand | None) -> Finding:
     """How a machine with several NUMA nodes is used. At most a warning."""
-    seen = f"{len(numa_cores)} nodes with {', '.join(map(str, numa_cores))} cores"
+    seen = f"{count_of(len(numa_cores), 'node')} with {', '.join(map(str, numa_cores))} cores"
     if demand is not None and demand.num_ranks < len(numa_cores):
         return ok(
             "NUMA",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from baton.core.errors import InvalidConfig
+from baton.core.replicas import counts_by_role
+from baton.core.wording import count_of
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.doctor.node_checks import gib, left_of
 from baton.platform.machine.memory import MemoryFacts
@@ -30,14 +32,10 @@ def check_process_room(config: DeploymentConfig, memory: MemoryFacts) -> None:
     wanted = process_bytes(config)
     if config.ray.address or not memory.whole or wanted <= memory.most or num_ranks < 1:
         return
+    replicas = counts_by_role(config.wanted_replicas)
     raise InvalidConfig(
-        f"too little memory: the processes of {counted(config)} need {gib(wanted)} without "
-        f"weights and caches, and there are {left_of(memory)}; start fewer replicas (one, "
-        f"--prefill 0 --decode 1): at most {num_ranks} processes fit; or give the machine or the "
-        "container more memory"
+        f"too little memory: the processes of {replicas} need {gib(wanted)} without weights and "
+        f"caches, and there are {left_of(memory)}; start fewer replicas (one, --prefill 0 "
+        f"--decode 1): there is room for at most {count_of(num_ranks, 'process', 'processes')}; or "
+        "give the machine or the container more memory"
     )
-
-
-def counted(config: DeploymentConfig) -> str:
-    counts = [f"{number} {role}" for role, number in config.wanted_replicas.items()]
-    return f"{' and '.join(counts)} replicas"

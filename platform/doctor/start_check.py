@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from baton.core.errors import InvalidConfig
+from baton.core.replicas import counts_by_role
 from baton.engine.assemble import find_device
 from baton.engine.checkpoint.load import check_model
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.doctor.demand import demand_of
 from baton.platform.doctor.node_checks import Demand, gib, left_of
-from baton.platform.doctor.process_room import counted
 from baton.platform.machine.memory import MemoryFacts
 from baton.platform.models.hub import holds_weights
 
@@ -73,8 +73,9 @@ def check_room(
             how, smaller = next(fits, least)
             remedy = f"{how}: {gib(demand(smaller).least_bytes)}"
         raise InvalidConfig(
-            f"too little memory: {counted(config)} need {gib(wanted.least_weight_bytes)} for "
-            f"weights and {gib(wanted.process_bytes)} for their processes, and there are {left}; "
+            f"too little memory: {counts_by_role(config.wanted_replicas)} need "
+            f"{gib(wanted.least_weight_bytes)} for weights and {gib(wanted.process_bytes)} for "
+            f"their processes, and there are {left}; "
             f"{remedy}; or give the machine or the container more memory"
         )
     if wanted.full_bytes <= memory.left:

@@ -11,6 +11,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from baton.core.wording import count_of
 from baton.platform.load_generator.outcome import Ending, Outcome
 from baton.platform.load_generator.slo import Slo
 from baton.platform.load_generator.summary import (
@@ -79,7 +80,11 @@ def _ms(seconds: float) -> str:
 
 def _facts(setting: Setting, summary: Summary) -> Iterator[tuple[str, str]]:
     counts = ", ".join(f"{num} {ending}" for ending, num in _sorted(summary.endings))
-    retries = f"; {summary.num_retries} tries again after a 429" if summary.num_retries else ""
+    retries = (
+        f"; {count_of(summary.num_retries, 'retry', 'retries')} after a 429"
+        if summary.num_retries
+        else ""
+    )
     yield "requests", f"{counts or 'none'} in {summary.duration_s:.1f} s{retries}"
     yield (
         "throughput",

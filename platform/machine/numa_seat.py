@@ -33,6 +33,7 @@ from pathlib import Path
 
 from baton.core.control_groups import text_of
 from baton.core.cores import usable_cores
+from baton.core.wording import count_of
 from baton.platform.machine.numa_nodes import NumaNode, Part, num_cores, numa_nodes, parts_for
 
 log = logging.getLogger(__name__)
@@ -95,10 +96,10 @@ def take_seat(num_ranks: int, num_threads: int, root: Path = Path("/")) -> NumaS
         seat.leave()
         return None
     log.info(
-        "threads and memory stay on NUMA node %s of %d, with %d cores",
+        "threads and memory stay on NUMA node %s of %d, with %s",
         names,
         len(nodes),
-        of_part[0],
+        count_of(of_part[0], "core"),
     )
     return seat
 

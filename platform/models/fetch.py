@@ -23,6 +23,7 @@ from threading import Event, Lock
 import msgspec
 
 from baton.core.errors import CheckpointError, ModelUnreachable
+from baton.core.wording import count_of
 from baton.gateway.text.model_files import ADDITIONAL_TEMPLATES
 from baton.platform.models.borrowed_listing import listing_at_home, listing_of_most
 from baton.platform.models.download import Download, DownloadReport
@@ -282,5 +283,5 @@ def _with_digests(listing: Listing, known: Listing | None) -> Listing:
 
 
 def _counted(files: Sequence[RemoteFile]) -> str:
-    number = f"{len(files)} file{'s' if len(files) != 1 else ''}"
+    number = count_of(len(files), "file")
     return f"{number}, {sum(file.size for file in files) / 1e6:.1f} MB,"

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from baton.core.replicas import Role
+from baton.core.wording import count_of
 from baton.platform.planner.capacity import (
     Load,
     Need,
@@ -299,7 +300,11 @@ def _told(role: Role, need: Need, seen: Forecast, rules: PlannerConfig) -> str:
     promised = rules.ttft_s if role is Role.PREFILL else rules.itl_s
     what = "a first token" if role is Role.PREFILL else "the next token"
     kept = f"within the {promised:g} s promised" if need.is_kept else f"not within {promised:g} s"
-    busy = f"{need.busy:.0%} busy" if role is Role.PREFILL else f"{need.batch:.0f} requests each"
+    busy = (
+        f"{need.busy:.0%} busy"
+        if role is Role.PREFILL
+        else f"{count_of(round(need.batch), 'request')} each"
+    )
     return (
         f"{load}: {need.num_replicas} would be {busy} and give {rules.share:.0%} {what} in "
         f"{need.seconds:.2f} s, {kept}"

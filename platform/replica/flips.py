@@ -21,6 +21,7 @@ from typing import Protocol
 from baton.core.clock import monotonic
 from baton.core.errors import EngineFailed, InvalidRequest, Unavailable
 from baton.core.replicas import ReplicaInfo, Role
+from baton.core.wording import count_of
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.config.flip import check_flip
 from baton.platform.replica.replica import Replica
@@ -203,10 +204,8 @@ class Flips:
                 self._give_up(str(error))
                 return False
             if monotonic() >= deadline:
-                num_open = worker.num_open
-                self._stay(
-                    f"{num_open} requests or KV that they lend were still here after {limit_s:g} s"
-                )
+                num_open = count_of(worker.num_open, "request")
+                self._stay(f"still here after {limit_s:g} s: {num_open}, or KV that they lend")
                 return False
             await asyncio.sleep(LOOK_S)
         return False

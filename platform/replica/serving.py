@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from baton.core.errors import EngineFailed
 from baton.core.ids import Epoch
 from baton.core.replicas import HEARTBEAT_S, ReplicaInfo, Role, StartingReplica
+from baton.core.wording import count_of
 from baton.engine.engine import Engine
 from baton.kv_transfer.handoff.auditor import audit
 from baton.platform.config.deployment import DeploymentConfig
@@ -192,4 +193,6 @@ def _check_is_empty(engine: Engine) -> None:
     num_held = left.quarantined + left.leased + left.live
     if num_held or left.violations:
         why = "; ".join(left.violations) or "of requests"
-        raise EngineFailed(f"{num_held} blocks of KV were still held when it left its role: {why}")
+        raise EngineFailed(
+            f"it left its role with {count_of(num_held, 'block')} of KV still held: {why}"
+        )

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from baton.core.wording import count_of
 from baton.platform.simulator.experiment import LIMIT, Experiment, Row
 from baton.router.fairness.slo import Slo
 
@@ -45,9 +46,9 @@ def show(console: Console, experiment: Experiment, rows: Sequence[Row]) -> None:
     setup = experiment.setup
     show_tables(console, rows, COLUMNS)
     console.print(
-        f"{setup.num_replicas} replicas with {setup.num_blocks:,} blocks of {setup.block_size} "
-        f"tokens; mean of {experiment.num_seeds} seeds; seconds of wait and prefill, goodput "
-        f"within {setup.slo_ttft_s:g} s",
+        f"{count_of(setup.num_replicas, 'replica')} with {setup.num_blocks:,} blocks of "
+        f"{count_of(setup.block_size, 'token')}; mean of {count_of(experiment.num_seeds, 'seed')}; "
+        f"seconds of wait and prefill, goodput within {setup.slo_ttft_s:g} s",
     )
     for one in setup.slo_classes:
         console.print(goodput_of(one.slo, rows))
@@ -75,7 +76,9 @@ def show_tables(console: Console, rows: Sequence[Row], columns: Sequence[Column]
         group = list(found)
         rate = f"{group[0].tokens_per_s:,.0f} tokens/s a replica"
         offered = rate if load is None else f"offered {load:.0%} of {rate}"
-        console.print(f"{trace}: {group[0].figures.num_requests:,} requests, {offered}")
+        console.print(
+            f"{trace}: {count_of(group[0].figures.num_requests, 'request', form=',')}, {offered}"
+        )
         console.print(_table(group, columns))
 
 

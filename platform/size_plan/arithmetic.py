@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from baton.core.wording import count_of
 from baton.platform.planner.mixed import mean_before
 from baton.platform.planner.queueing import Service, chance_of_wait, wait_s
 from baton.platform.size_plan.pass_time import BITS, PassTime
@@ -82,8 +83,8 @@ def _decoding(question: Question, pool: Pool) -> Iterator[str]:
     peak = question.promise.peak(need.batch)
     yield (
         f"decode: {load.rate:g} a second x {load.output_tokens:.0f} tokens x "
-        f"{need.typical_s * KILO:.1f} ms / {pool.num_replicas} replicas = {need.batch:.1f} at once "
-        f"on each, {peak:.0f} for {question.promise.share:.0%} of the time"
+        f"{need.typical_s * KILO:.1f} ms / {count_of(pool.num_replicas, 'replica')} = "
+        f"{need.batch:.1f} at once on each, {peak:.0f} for {question.promise.share:.0%} of the time"
     )
 
 

@@ -11,6 +11,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from baton.core.wording import count_of
 from baton.platform.layout_plan.report import shown
 from baton.platform.planner.capacity import Load
 from baton.platform.simulator.fleet.figures import FleetFigures
@@ -249,7 +250,7 @@ def _ms(seconds: float) -> str:
 
 def show_simulated(console: Console, answer: Answer, figures: FleetFigures) -> None:
     table = _table(
-        f"forecast and simulator, {figures.num_requests} requests, milliseconds",
+        f"forecast and simulator, {count_of(figures.num_requests, 'request')}, milliseconds",
         ("", "TTFT, half", "90%", "ITL, half", "90%", "tokens/s out"),
     )
     forecast, load = answer.forecast, answer.question.load

@@ -14,6 +14,7 @@ from baton.core.ids import ReplicaId, new_request_id
 from baton.core.messages import Receipt
 from baton.core.replicas import Role
 from baton.core.sampling import SamplingParams, TokenLogprob
+from baton.core.wording import count_of
 from baton.decode_service.worker import DecodeWorker
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
@@ -84,7 +85,7 @@ class Fleet:
 
 def _faults(audit: AuditReport) -> list[str]:
     held = audit.leased + audit.live + audit.quarantined
-    return [*audit.violations, *([f"{held} blocks are still held"] if held else [])]
+    return [*audit.violations, *([f"still held: {count_of(held, 'block')}"] if held else [])]
 
 
 @asynccontextmanager

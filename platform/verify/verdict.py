@@ -13,6 +13,7 @@ from itertools import zip_longest
 
 from baton.core.messages import Receipt
 from baton.core.sampling import TokenLogprob
+from baton.core.wording import count_of
 from baton.platform.verify.cases import Case
 from baton.platform.verify.fleets import Answer
 
@@ -122,7 +123,7 @@ def _problems(case: Case, transport: str, evidence: Evidence) -> list[str]:
         why = f": {min(notes)}" if notes else ""
         problems.append(f"the KV of {len(evidence.found) - num_handed_over} did not travel{why}")
     if evidence.num_corrupt:
-        problems.append(f"{evidence.num_corrupt} pieces came corrupt")
+        problems.append(f"{count_of(evidence.num_corrupt, 'piece')} came corrupt")
     if case.is_crowded and not evidence.num_squeezed:
         problems.append("there was room for all, so nothing was tried")
     if case.is_repeated and not any(a.receipt.cached_tokens for a in evidence.found):

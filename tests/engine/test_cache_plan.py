@@ -57,12 +57,12 @@ def test_open_blocks_are_of_the_same_memory_as_full_ones(tmp_path: Path) -> None
 def test_memory_that_open_blocks_fill_is_too_little(tmp_path: Path) -> None:
     crowded = replace(IN_INT4, scheduler=SchedulerConfig(max_running=1000))
 
-    with pytest.raises(InvalidConfig, match="beside the open ones"):
+    with pytest.raises(InvalidConfig, match="of open blocks"):
         plan_cache(load_model(make_llama(tmp_path)), crowded, "cpu")
 
 
 def test_blocks_are_kept_in_four_bits_on_cpus_alone(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig, match="int4 is for CPUs"):
+    with pytest.raises(InvalidConfig, match="int4 is supported on CPUs only"):
         plan_cache(load_model(make_llama(tmp_path)), IN_INT4, "cuda")
 
 

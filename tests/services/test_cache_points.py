@@ -118,8 +118,8 @@ async def test_what_could_not_be_kept_is_said_in_a_note() -> None:
         other = await fleet.ask(PROMPT, cache_points=FOR_AN_HOUR)
 
         assert large.receipt.cache_write_tokens == 64
-        assert "64 of 90 tokens are kept" in large.receipt.notes[0]
-        assert "1 older ones gave way" in other.receipt.notes[0]
+        assert "kept 64 of 90 tokens" in large.receipt.notes[0]
+        assert "1 older one gave way" in other.receipt.notes[0]
 
 
 async def test_pins_never_keep_a_request_from_running() -> None:

@@ -167,7 +167,7 @@ async def test_a_prefill_replica_that_knows_no_grammars_is_done_without() -> Non
 
 async def test_a_model_that_cannot_follow_a_grammar_says_so() -> None:
     async with running_fleet(prefill=0) as fleet:
-        with pytest.raises(InvalidRequest, match="cannot follow a grammar") as refusal:
+        with pytest.raises(InvalidRequest, match="does not support grammars") as refusal:
             await fleet.ask(PROMPT, BOUND)
 
         assert refusal.value.field == "response_format"

@@ -151,7 +151,7 @@ async def test_a_flip_gives_way_to_an_undrain_a_drain_and_the_end_of_its_time() 
         assert turning.replica(name).info.is_flipping and in_the_registry()
         assert (
             await turning.why_not(name)
-            == "0 requests or KV that they lend were still here after 0.3 s"
+            == "still here after 0.3 s: 0 requests, or KV that they lend"
         )
         assert not (core.is_draining or turning.replica(name).info.is_flipping)
 

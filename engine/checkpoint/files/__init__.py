@@ -1,1 +1,1 @@
-"""Tensors found in files: safetensors, `.bin`, memory-mapped pages."""
+"""Tensors in files: safetensors, `.bin`, memory-mapped pages."""

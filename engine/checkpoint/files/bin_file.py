@@ -1,8 +1,8 @@
-"""One file of `torch.save`: the older form of checkpoints, `pytorch_model.bin`.
+"""A file written by `torch.save`: the older checkpoint format, `pytorch_model.bin`.
 
-It is a pickle, which can run anything: only what `torch.load(weights_only=True)` lets through is
-read, and of that only plain tensors. The bytes of the tensors stay in the file, memory-mapped,
-until they are used; files from before torch 1.6 cannot be mapped and are read whole.
+The file is a pickle, which could run arbitrary code. So it is read with
+`torch.load(weights_only=True)`, and only plain tensors are accepted. The tensors are memory-mapped
+and read when they are used; files from before torch 1.6 cannot be mapped and are read whole.
 """
 
 from __future__ import annotations
@@ -29,12 +29,15 @@ STORED_NAMES: Mapping[torch.dtype, str] = {
     torch.int8: "I8",
     torch.uint8: "U8",
 }
-"""Dtypes as safetensors names them: the same weights have the same fingerprint in either form."""
+"""Names of dtypes in safetensors, so that the same weights have the same fingerprint in both
+formats."""
 _AS_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BinEntry:
+    """A `StoredEntry` in a `.bin` file."""
+
     tensor: Tensor
     is_mapped: bool
 
@@ -54,8 +57,8 @@ class BinEntry:
     def piece(self, start: int, num_bytes: int) -> bytes:
         size = self.tensor.element_size()
         first, end = start // size, -(-(start + num_bytes) // size)
-        bits = self.tensor.view(_AS_BITS[size])  # there is no `take` of eight-bit floats
-        elements = bits.take(torch.arange(first, end))  # copies no more, strides or not
+        bits = self.tensor.view(_AS_BITS[size])  # `take` does not support 8-bit floats
+        elements = bits.take(torch.arange(first, end))  # copies only these, whatever the strides
         data = bytes(elements.view(torch.uint8).tolist())
         return data[start - first * size :][:num_bytes]
 
@@ -74,7 +77,8 @@ class BinEntry:
 
 
 def read_bin(path: Path) -> Mapping[str, BinEntry]:
-    """The tensors of one file. Raises CheckpointError if it is missing or broken, or holds more."""
+    """The tensors of one file, by name. Raises CheckpointError if the file is missing or broken, or
+    holds anything but tensors."""
     try:
         is_zip = zipfile.is_zipfile(path)
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
@@ -82,14 +86,14 @@ def read_bin(path: Path) -> Mapping[str, BinEntry]:
         raise CheckpointError(f"{path} does not exist") from None
     except UnpicklingError as error:
         raise CheckpointError(
-            f"{path} is no plain checkpoint and was not run: it holds something other than "
-            "tensors; convert it to safetensors where you trust it"
+            f"{path} was not loaded, because it holds something other than tensors, which could "
+            "run code; if you trust it, convert it to safetensors"
         ) from error
-    except Exception as error:  # the unpickler raises whatever the bytes lead it to
+    except Exception as error:  # unpickling broken bytes may raise anything
         reason = str(error).split("\n", 1)[0]
         raise CheckpointError(f"{path} is broken or cut short: {reason}") from error
     if not isinstance(found, dict) or not all(map(_is_named_tensor, found.items())):
-        raise CheckpointError(f"{path} is no checkpoint: a table of names and tensors is wanted")
+        raise CheckpointError(f"{path} is no checkpoint: it must hold a dict of names and tensors")
     return {name: BinEntry(tensor.detach(), is_zip) for name, tensor in found.items()}
 
 

@@ -1,4 +1,4 @@
-"""One safetensors file: its tensors, and the way to them."""
+"""Reads the tensors of a safetensors file."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from baton.engine.checkpoint.files.safetensors_header import read_header
 
 
 class SafetensorsFile:
+    """One file, opened when it is first used."""
+
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self, start: int, num_bytes: int) -> bytes:
-        """Raises CheckpointError."""
+        """`num_bytes` bytes from offset `start` on. Raises CheckpointError if that fails."""
         try:
             with self.path.open("rb") as file:
                 file.seek(start)
@@ -31,7 +33,8 @@ class SafetensorsFile:
             raise CheckpointError(f"{self.path} cannot be read: {error}") from error
 
     def load(self, name: str) -> Tensor:
-        """Memory-mapped: a page is read when it is first used. Raises CheckpointError."""
+        """The tensor `name`, memory-mapped: a page is read when it is first used. Raises
+        CheckpointError if the file cannot be read."""
         try:
             tensor: Tensor = self._mapped.get_tensor(name)
         except (OSError, SafetensorError) as error:
@@ -45,6 +48,8 @@ class SafetensorsFile:
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsEntry:
+    """A `StoredEntry` in a safetensors file."""
+
     file: SafetensorsFile
     name: str
     dtype: str
@@ -74,7 +79,8 @@ class SafetensorsEntry:
 
 
 def read_safetensors(path: Path) -> Mapping[str, SafetensorsEntry]:
-    """The tensors of one file. Raises CheckpointError if it is missing, cut short or malformed."""
+    """The tensors of one file, by name. Raises CheckpointError if it is missing, cut short or
+    malformed."""
     file = SafetensorsFile(path)
     return {
         name: SafetensorsEntry(

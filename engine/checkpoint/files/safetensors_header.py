@@ -1,4 +1,4 @@
-"""Which tensors lie where in a safetensors file. Without torch.
+"""Reads the header of a safetensors file: names, dtypes, shapes and offsets. Does not import torch.
 
 A file is 8 bytes N (little-endian), N bytes of JSON {tensor: {dtype, shape, data_offsets}}, data.
 """
@@ -13,11 +13,13 @@ from pathlib import Path
 from baton.core.errors import CheckpointError
 
 MAX_HEADER_BYTES = 100_000_000
-"""What the safetensors library accepts."""
+"""Limit of the safetensors library."""
 
 
 @dataclass(frozen=True, slots=True)
 class DescribedTensor:
+    """A tensor as the header describes it."""
+
     dtype: str
     shape: tuple[int, ...]
     start: int
@@ -26,7 +28,8 @@ class DescribedTensor:
 
 
 def read_header(path: Path) -> Mapping[str, DescribedTensor]:
-    """The tensors of one file. Raises CheckpointError if it is missing, cut short or malformed."""
+    """The tensors of one file, by name. Raises CheckpointError if it is missing, cut short or
+    malformed."""
     try:
         with path.open("rb") as stream:
             header_bytes = int.from_bytes(stream.read(8), "little")

@@ -1,4 +1,4 @@
-"""The tensors of a model folder, found but not yet read."""
+"""Finds the tensors of a model folder without reading them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from baton.engine.checkpoint.files.weight_files import PICKLED, SAFETENSORS, fin
 
 
 class TensorEntry(Protocol):
-    """One tensor. Describing it reads nothing; `piece` and `load` raise CheckpointError."""
+    """One tensor of a checkpoint. Its properties do not read it. The methods raise CheckpointError
+    if it cannot be read."""
 
     @property
     def dtype(self) -> str:
@@ -28,23 +29,24 @@ class TensorEntry(Protocol):
     def num_bytes(self) -> int: ...
 
     def piece(self, start: int, num_bytes: int) -> bytes:
-        """Some of its bytes, row by row, whatever the file they lie in."""
+        """`num_bytes` of the tensor's bytes in row-major order, from byte `start` on."""
 
     def load(self, dtype: torch.dtype) -> Tensor:
-        """The tensor on the CPU; read-only."""
+        """The tensor in `dtype`, on the CPU; must not be written."""
 
     def load_matrix(self, matrix: int, dtype: torch.dtype) -> Tensor:
-        """One of a stack, so that never all of them are wide at once."""
+        """One matrix of a stack in `dtype`, so that the whole stack need not be converted at
+        once."""
 
     def release(self) -> None:
-        """Nobody uses what was loaded any more: its memory may go."""
+        """Release the memory of loaded tensors, which are not used any more."""
 
 
 class StoredEntry(TensorEntry, Protocol):
-    """One that lies in a file as it is."""
+    """A tensor as it is stored in a file."""
 
     def stored(self) -> Tensor:
-        """The tensor in the dtype of the file; memory-mapped where that can be. Read-only."""
+        """The tensor in the dtype of the file, memory-mapped if possible; must not be written."""
 
 
 READERS: Mapping[str, Callable[[Path], Mapping[str, StoredEntry]]] = {

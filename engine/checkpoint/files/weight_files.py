@@ -1,9 +1,10 @@
-"""The files that a model's weights lie in. Without torch.
+"""Finds the files of a model's weights. Does not import torch.
 
     model.safetensors     model.safetensors.index.json       preferred, if there are both
     pytorch_model.bin     pytorch_model.bin.index.json
 
-An index is {"weight_map": {tensor: file}}; all tensors lie in the one file, or in those it names.
+All tensors are in the one file, or in the files that the index {"weight_map": {tensor: file}}
+names.
 """
 
 from __future__ import annotations
@@ -22,25 +23,29 @@ SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
 
 @dataclass(frozen=True, slots=True)
 class WeightFiles:
+    """The files of a checkpoint's weights."""
+
     kind: str
     """SAFETENSORS or PICKLED."""
     paths: tuple[Path, ...]
     index: Path | None = None
     path_by_tensor: Mapping[str, Path] | None = None
-    """What the index promises; None where there is one file without an index."""
+    """The file of each tensor, by the index; None for a single file without an index."""
 
     def check_promises(self, found: Mapping[Path, Mapping[str, object]]) -> None:
-        """Raises CheckpointError if a tensor is not in the file that the index says."""
+        """Raise CheckpointError if a tensor is not in the file that the index names. `found`: the
+        tensors of each file."""
         promised = self.path_by_tensor or {}
         if lost := [tensor for tensor, path in promised.items() if tensor not in found[path]]:
             raise CheckpointError(
-                f"{self.index} promises tensors that its files lack: {', '.join(lost)}"
+                f"{self.index} lists tensors that are not in its files: {', '.join(lost)}; fetch "
+                "the model again"
             )
 
 
 def check_folder(folder: Path, *, wants_weights: bool = True) -> None:
-    """Raises CheckpointError where an architecture is not known, or files are missing or cut
-    short: what can be told at once. Whether the tensors are those of the model cannot."""
+    """Raise CheckpointError for what can be seen at once: an unknown architecture, and missing or
+    cut-short files. Whether the tensors fit the model is not checked."""
     check_architecture(architecture_of(read_json(folder / "config.json")))
     if not wants_weights:
         return
@@ -50,7 +55,8 @@ def check_folder(folder: Path, *, wants_weights: bool = True) -> None:
 
 
 def find_weight_files(folder: Path) -> WeightFiles:
-    """Raises CheckpointError if there are none, or not all."""
+    """The weight files of a folder. Raises CheckpointError if there are none, or if some are
+    missing."""
     for kind in (SAFETENSORS, PICKLED):
         if (folder / kind).exists():
             return WeightFiles(kind, (folder / kind,))
@@ -72,8 +78,8 @@ def _shards(kind: str, index: Path) -> WeightFiles:
     if missing := [path.name for path in paths if not path.exists()]:
         do = "does" if len(missing) == 1 else "do"
         raise CheckpointError(
-            f"{index} names {len(paths)} files, and {', '.join(missing)} {do} not exist; fetch the "
-            "model again"
+            f"{index} names {len(paths)} files, of which {', '.join(missing)} {do} not exist; "
+            "fetch the model again"
         )
     return WeightFiles(kind, paths, index, path_by_tensor)
 

@@ -1,1 +1,1 @@
-"""Quantised checkpoints, one file a layout."""
+"""Quantized checkpoints: one file for each layout."""

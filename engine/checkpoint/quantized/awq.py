@@ -4,7 +4,7 @@
 
     W[n, k] = scales[k / group, n] * (q[k, n] - zero[k / group, n])
 
-A word holds 8 neighbouring outputs, from its lowest bits on those of 0, 2, 4, 6, 1, 3, 5, 7.
+A word holds 8 consecutive outputs, from its lowest bits on in the order 0, 2, 4, 6, 1, 3, 5, 7.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from baton.kernels.products.quantized_weight import QuantizedWeight
 
 BITS, PER_WORD = 4, 8
 PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where in a word each of its outputs is."""
+"""By output: its place in the word, from the lowest bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwqMatrix:
-    """`FewBits`."""
+    """One matrix, as `FewBits`."""
 
     qweight: StoredEntry
     qzeros: StoredEntry
@@ -62,7 +62,7 @@ class AwqMatrix:
         return quantized_groups(items, scales, zeros, BITS, dtype=dtype)
 
     def check(self, name: str) -> None:
-        """Raises CheckpointError on parts that do not fit each other."""
+        """Raise CheckpointError if the shapes or dtypes of the parts do not fit together."""
         num_columns, width = self.shape
         num_groups = -(-width // self.group)
         expect(self.qweight, f"{name}.qweight", (width, num_columns // PER_WORD), ("I32",))
@@ -71,7 +71,7 @@ class AwqMatrix:
 
 
 def _items(words: StoredEntry, rows: slice) -> Tensor:
-    """uint8 [rows, K or G]"""
+    """The 4-bit numbers of these outputs, uint8 [rows, K or G]."""
     some = words.stored()[:, rows.start // PER_WORD : rows.stop // PER_WORD].T
     octets = octets_of(some)  # [rows / 8, K, 4]
     items = torch.empty(len(some), PER_WORD, some.shape[1], dtype=torch.uint8)
@@ -83,9 +83,10 @@ def _items(words: StoredEntry, rows: slice) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class AwqLayout:
-    """A `Layout`."""
+    """A `QuantizedLayout`."""
 
     group: int | None
+    """Consecutive inputs that share a scale; None if all inputs of an output do."""
 
     def find(self, entries: Mapping[str, StoredEntry]) -> Iterator[tuple[str, QuantizedEntry]]:
         for full_name in entries:
@@ -110,6 +111,7 @@ class AwqLayout:
 
 
 def parse_awq(keys: ConfigKeys) -> AwqLayout:
+    """The layout of a quantization section. Raises CheckpointError if it is not supported."""
     if keys.count("bits") != BITS:
         raise keys.complaint("bits", f"must be {BITS}")
     for spelt in ("version", "format"):

@@ -1,17 +1,18 @@
-"""compressed-tensors checkpoints (llm-compressor, vLLM): weights of whole numbers or of e4m3.
+"""compressed-tensors checkpoints (llm-compressor, vLLM): integer or e4m3 weights.
 
     X.weight         int8 [N, K]             `int-quantized`; W = q * scale
-    X.weight         F8_E4M3 [N, K]          `float-quantized`, see quantized_fp8.py
-    X.weight_packed  int32 [N, K / n]        `pack-quantized`, 4 or 8 bits, n = 32 / bits a word;
-    X.weight_shape   int64 [2]               W = (q - zero) * scale, q and zero with no sign
-    X.weight_packed  uint8 [N, K / 2]        `mxfp4-pack-quantized`, see quantized_mxfp4.py
+    X.weight         F8_E4M3 [N, K]          `float-quantized`, see fp8.py
+    X.weight_packed  int32 [N, K / n]        `pack-quantized`, 4 or 8 bits, n = 32 / bits per word;
+    X.weight_shape   int64 [2]               W = (q - zero) * scale, with unsigned q and zero
+    X.weight_packed  uint8 [N, K / 2]        `mxfp4-pack-quantized`, see mxfp4.py
 
-    X.weight_scale        one number, [N, 1], or [N, G] of groups along K
+    X.weight_scale        one number, [N, 1], or [N, G] for groups along K
     X.weight_zero_point   int32 [N / n, G], packed along N; the middle of the range if absent
-    X.weight_g_idx        int32 [K]: the group of each input, if neighbours share none
+    X.weight_g_idx        int32 [K]: the group of each input, if groups are not consecutive inputs
 
-The configuration has a scheme for each group of modules; bits and groups follow from the tensors,
-and only what those do not show is read from it. Modules under `ignore` are stored as they are.
+The configuration has a scheme for each group of modules. Bits and groups are derived from the
+tensors; only what these do not show is read from the configuration. Modules under `ignore` are not
+quantized.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ BITS = (4, 8)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeNumbers:
-    """`FewBits`, of int8, or packed."""
+    """One matrix of int8 or packed integers, as `FewBits`."""
 
     items: StoredEntry
     scale: StoredEntry
     zero: StoredEntry | None
     g_idx: StoredEntry | None
     declared: StoredEntry | None
-    """[2]: its shape, where it is packed."""
+    """The shape of a packed weight, [2]."""
     width: int
     bits: int
 
@@ -89,7 +90,7 @@ class WholeNumbers:
         )
 
     def check(self, name: str) -> None:
-        """Raises CheckpointError on parts that do not fit each other."""
+        """Raise CheckpointError if the shapes or dtypes of the parts do not fit together."""
         rows, num_groups = self.shape[0], self._num_groups()
         packed = self.items.dtype != "I8"
         if packed:
@@ -111,21 +112,21 @@ class WholeNumbers:
         return self.scale.shape[1] if len(self.scale.shape) == 2 else 1
 
     def _items(self, rows: slice) -> Tensor:
-        """uint8 [rows, K], from 0 on."""
+        """The weights' integers, uint8 [rows, K]; int8 is shifted by 128."""
         items = self.items.stored()[rows]
         if items.dtype is torch.int8:
             return items.view(torch.uint8) ^ 128
         return unpack(items, self.bits)[:, : self.width]
 
     def _scales(self, rows: slice) -> Tensor:
-        """float32 [rows, G]"""
+        """The scales of groups, float32 [rows, G]."""
         scales = self.scale.stored().float()
         if scales.numel() == 1:
             return scales.view(1, 1).expand(rows.stop - rows.start, 1)
         return scales.view(self.shape[0], -1)[rows]
 
     def _zeros(self, rows: slice) -> Tensor | None:
-        """uint8 [rows, G]"""
+        """The zero points of groups, uint8 [rows, G]; None for the middle of the range."""
         if self.zero is None:
             return None
         stored = self.zero.stored()
@@ -138,9 +139,10 @@ class WholeNumbers:
 
 @dataclass(frozen=True, slots=True)
 class CompressedLayout:
-    """A `Layout`."""
+    """A `QuantizedLayout`."""
 
     block: tuple[int, int] | None
+    """Outputs and inputs that share a scale, for e4m3 weights in blocks."""
 
     def find(self, entries: Mapping[str, StoredEntry]) -> Iterator[tuple[str, QuantizedEntry]]:
         for full_name, entry in entries.items():
@@ -156,7 +158,7 @@ class CompressedLayout:
 
 
 def _whole_numbers(entries: Mapping[str, StoredEntry], name: str, items_name: str) -> WholeNumbers:
-    """Raises CheckpointError."""
+    """The matrix `name`. Raises CheckpointError if parts are missing or do not fit together."""
     items, scale = entries[items_name], entries.get(f"{name}_scale")
     if scale is None or len(items.shape) != 2:
         raise CheckpointError(f"{items_name} {list(items.shape)} is no matrix with {name}_scale")
@@ -183,9 +185,12 @@ def _whole_numbers(entries: Mapping[str, StoredEntry], name: str, items_name: st
 
 
 def parse_compressed(keys: ConfigKeys) -> CompressedLayout:
+    """The layout of a quantization section. Raises CheckpointError if it is not supported."""
     keys.choice("format", FORMATS, "dense")
     if keys.value("transform_config"):
-        raise keys.complaint("transform_config", "must be absent: what weights were turned by")
+        raise keys.complaint(
+            "transform_config", "must be absent: weights with rotations are not supported"
+        )
     schemes = keys.value("config_groups", {})
     if not isinstance(schemes, Mapping):
         raise keys.complaint("config_groups", "must be an object")
@@ -196,7 +201,8 @@ def parse_compressed(keys: ConfigKeys) -> CompressedLayout:
 
 
 def _block_of(name: str, scheme: object) -> tuple[int, int] | None:
-    """Raises CheckpointError on kinds of weights that there are no tensors for here."""
+    """The `block_structure` of a scheme. Raises CheckpointError for unsupported kinds of
+    weights."""
     weights = scheme.get("weights") if isinstance(scheme, Mapping) else None
     if not isinstance(weights, Mapping):
         return None

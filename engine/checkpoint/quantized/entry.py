@@ -1,8 +1,9 @@
-"""A weight that a checkpoint keeps in few bits, under the name that it would have at full width.
+"""A quantized weight of a checkpoint, under the name that it would have unquantized.
 
-    X.qweight, X.qzeros, X.scales ...     become     X.weight     whose numbers are those they mean
+    X.qweight, X.qzeros, X.scales ...     become     X.weight     with the dequantized values
 
-Its bytes, of which a fingerprint is made, are a line on how they are read, then those of its parts.
+The bytes from which its fingerprint is made are a line that describes the layout, followed by the
+bytes of its parts.
 """
 
 from __future__ import annotations
@@ -20,40 +21,42 @@ from baton.engine.checkpoint.files.tensor_files import StoredEntry
 from baton.kernels.products.quantized_weight import QuantizedWeight
 
 ITEMS_AT_ONCE = 1 << 18
-"""Items that are float32 at a time while a weight is widened: they stay in the caches."""
+"""Number of values that are dequantized at a time, so that they stay in the CPU's caches."""
 ROWS_ALIGNED = 128
-"""Pieces begin at multiples of it: no word, and no block that shares a scale, is cut."""
+"""Pieces begin at multiples of this many rows, so that no packed word, and no block that shares a
+scale, is cut."""
 
 
 class FewBits(Protocol):
-    """How the parts of one weight are read."""
+    """The parts of one quantized weight, and how they are read."""
 
     @property
     def parts(self) -> tuple[StoredEntry, ...]:
-        """The small ones first: a fingerprint of samples sees the beginning."""
+        """The parts, small ones first, so that a fingerprint of samples covers them."""
 
     @property
     def meaning(self) -> str:
-        """All that decides what equal bytes stand for."""
+        """A text with everything that determines how the bytes are interpreted."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """[N, K], or [E, N, K] of a stack."""
+        """[N, K], or [E, N, K] for a stack."""
 
     def rows(self, matrix: int, rows: slice) -> Tensor:
-        """The values that bits of one matrix of the stack stand for, float32 [rows, K]."""
+        """Dequantized rows of one matrix of the stack, float32 [rows, K]."""
 
     def quantized(self, matrix: int, dtype: torch.dtype) -> QuantizedWeight | None:
-        """The bits of one as kernels multiply them, on the CPU; None if no kernel does."""
+        """One matrix [N, K] in the format of the kernels, on the CPU, to multiply inputs of
+        `dtype`; None if no kernel supports it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedEntry:
-    """A `TensorEntry`."""
+    """A `TensorEntry` of a quantized weight."""
 
     bits: FewBits
     is_transposed: bool = False
-    """Its name stands for [.., K, N]."""
+    """Whether the unquantized weight of this name has shape [.., K, N]."""
     _header: bytes = field(init=False)
 
     def __post_init__(self) -> None:
@@ -61,7 +64,7 @@ class QuantizedEntry:
 
     @property
     def dtype(self) -> str:
-        """The dtype of its scales, if they are as wide as weights may be; else F32."""
+        """The dtype of its scales if that is F16 or BF16, otherwise F32."""
         wide = (part.dtype for part in self.bits.parts if part.dtype in ("F16", "BF16"))
         return next(wide, "F32")
 
@@ -93,13 +96,14 @@ class QuantizedEntry:
         return wide.transpose(-1, -2) if self.is_transposed else wide
 
     def load_matrix(self, matrix: int, dtype: torch.dtype) -> Tensor:
-        """One of a stack, so that never all of them are wide at once."""
+        """See `TensorEntry.load_matrix`."""
         wide = torch.empty(self.bits.shape[-2:], dtype=dtype)
         self._widen(matrix, wide)
         return wide.T if self.is_transposed else wide
 
     def quantized(self, dtype: torch.dtype, matrix: int = 0) -> QuantizedWeight | None:
-        """[N, K], to multiply x of `dtype`; None if it has to be widened."""
+        """One matrix [N, K] as kernels multiply it with inputs of `dtype`; None if it must be
+        dequantized."""
         return self.bits.quantized(matrix, dtype)
 
     def release(self) -> None:
@@ -112,16 +116,17 @@ class QuantizedEntry:
 
 
 def row_slices(num_rows: int, width: int) -> Iterator[slice]:
+    """Slices of rows with about `ITEMS_AT_ONCE` values each."""
     step = max(1, ITEMS_AT_ONCE // max(width, 1) // ROWS_ALIGNED) * ROWS_ALIGNED
     for start in range(0, num_rows, step):
         yield slice(start, min(start + step, num_rows))
 
 
 def expect(entry: StoredEntry, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> None:
-    """Raises CheckpointError unless a part is what its layout says."""
+    """Raise CheckpointError unless a part has this shape and one of these dtypes."""
     if entry.shape != shape or entry.dtype not in dtypes:
         raise CheckpointError(
             f"{name} is {entry.dtype} {list(entry.shape)}, not {' or '.join(dtypes)} "
-            f"{list(shape)}, as `quantization_config` of config.json says; they belong to two "
-            "checkpoints, or one of them is damaged"
+            f"{list(shape)}, as `quantization_config` of config.json says; config.json and the "
+            "weights are of different checkpoints, or one of them is damaged"
         )

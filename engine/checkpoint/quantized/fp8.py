@@ -1,18 +1,18 @@
-"""Weights in e4m3 with scales beside them: DeepSeek's and Qwen's blocks, AutoFP8's tensors, and
-FBGEMM's outputs; and those of four bits that DeepSeek V4 has among them.
+"""FP8 checkpoints: e4m3 weights with scales per block (DeepSeek, Qwen), per tensor (AutoFP8) or per
+output (FBGEMM); and the 4-bit experts of DeepSeek V4.
 
     X        F8_E4M3 [.., N, K]
-    X_scale_inv, or X_scale       one number       for all of it
-                                  [N, 1]           an output
-                                  [N / b, K / c]   a block of b x c, of 128 x 128 as a rule
+    X_scale_inv, or X_scale       one number       for the whole tensor
+                                  [N, 1]           for each output
+                                  [N / b, K / c]   for each block of b x c, usually 128 x 128
 
-    W = X * scale           (the name says `inv` because writing divides by it)
+    W = X * scale           (the name says `inv` because quantizing divides by it)
 
-DeepSeek V4 writes Y.weight with Y.scale, and its experts as MXFP4: I8 [N, K / 2], two items a byte,
-with one scale for 32 (engine/checkpoint/quantized/mxfp4.py).
+DeepSeek V4 writes Y.weight with Y.scale, and its experts as MXFP4: I8 [N, K / 2], two values per
+byte, with one scale for 32 (engine/checkpoint/quantized/mxfp4.py).
 
-Blocks at the edges are cut off. Scales of activations, which other engines fix ahead, are not used:
-here activations are rounded by what they are, or not at all.
+Blocks at the edges may be smaller. Static scales of activations are not used: activations are
+quantized dynamically, or not at all.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WEIGHT, SCALE = ".weight", ".scale"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8Matrix:
-    """`FewBits`."""
+    """One matrix or a stack of them, as `FewBits`."""
 
     items: StoredEntry
     scale: StoredEntry
@@ -76,7 +76,7 @@ class Fp8Matrix:
         return QuantizedWeight(items, self._scales()[matrix].contiguous(), group, dtype)
 
     def _scales(self) -> Tensor:
-        """[E, N / b, K / c]"""
+        """The scales, float32 [E, N / b, K / c]."""
         num_columns, width = self.shape[-2:]
         grid = (-(-num_columns // self.block[0]), -(-width // self.block[1]))
         wide = self.scale.stored().float()
@@ -87,15 +87,16 @@ class Fp8Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Fp8Layout:
-    """A `Layout`."""
+    """A `QuantizedLayout`."""
 
     block: tuple[int, int] | None
-    """None: one scale, or one an output, as it turns out."""
+    """Outputs and inputs that share a scale; None for one scale per tensor or per output, whichever
+    the shape of the scales shows."""
 
     def find(self, entries: Mapping[str, StoredEntry]) -> Iterator[tuple[str, QuantizedEntry]]:
         for name, entry in entries.items():
             if entry.dtype in OTHER_FP8:
-                raise CheckpointError(f"{name} is {entry.dtype}; of these only {E4M3} is supported")
+                raise CheckpointError(f"{name} is {entry.dtype}; of FP8 only {E4M3} is supported")
             if entry.dtype == E4M3:
                 yield name, QuantizedEntry(fp8_matrix(entries, name, self.block))
             if entry.dtype == PACKED and _scale_of(entries, name) is not None:
@@ -105,7 +106,8 @@ class Fp8Layout:
 def fp8_matrix(
     entries: Mapping[str, StoredEntry], name: str, block: tuple[int, int] | None
 ) -> Fp8Matrix:
-    """Raises CheckpointError without a scale that fits."""
+    """The e4m3 matrix `name`. Raises CheckpointError if it has no scale, or one that does not
+    fit."""
     items = entries[name]
     found = _scale_of(entries, name)
     if found is None:
@@ -124,20 +126,20 @@ def fp8_matrix(
     blocks = f" or for each {block[0]} x {block[1]}" if block else ""
     raise CheckpointError(
         f"{found} is {scale.dtype} {list(scale.shape)} for a weight {list(items.shape)}; "
-        f"scales are {', '.join(SCALES)}, one, one an output{blocks}, see "
+        f"scales must be {', '.join(SCALES)}: one, or one for each output{blocks}; see "
         "`quantization_config` of config.json"
     )
 
 
 def _fp4_matrix(entries: Mapping[str, StoredEntry], name: str) -> Mxfp4Stack:
-    """Raises CheckpointError without scales that fit."""
+    """The MXFP4 matrix `name`. Raises CheckpointError if its scales do not fit."""
     scale = _scale_of(entries, name)
     assert scale is not None
     return mxfp4_matrix(entries, name, scale)
 
 
 def _scale_of(entries: Mapping[str, StoredEntry], name: str) -> str | None:
-    """What the scale of a weight is called, if there is one."""
+    """The name of a weight's scale; None if there is none."""
     names = [name + end for end in ENDS]
     if name.endswith(WEIGHT):
         names.append(name.removesuffix(WEIGHT) + SCALE)
@@ -145,11 +147,13 @@ def _scale_of(entries: Mapping[str, StoredEntry], name: str) -> str | None:
 
 
 def parse_fp8(keys: ConfigKeys) -> Fp8Layout:
+    """The layout of a quantization section. Raises CheckpointError if it is not supported."""
     keys.choice("fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
     return Fp8Layout(parse_block(keys, "weight_block_size"))
 
 
 def parse_block(keys: ConfigKeys, key: str) -> tuple[int, int] | None:
+    """The outputs and inputs of a block, by the value of `key`; None if it is absent or null."""
     match keys.value(key):
         case None:
             return None

@@ -1,15 +1,16 @@
 """GPTQ checkpoints (AutoGPTQ, GPTQModel, optimum), 4 and 8 bits.
 
-    qweight  int32 [K / n, N]    n = 32 / bits items of an input's column in a word
-    qzeros   int32 [G, N / n]    num_words along N; version 1 holds each less one
+    qweight  int32 [K / n, N]    packed along K, n = 32 / bits values per word
+    qzeros   int32 [G, N / n]    packed along N; version 1 stores each zero point minus 1
     scales   [G, N]
-    g_idx    int32 [K]           the group of each input; without it, neighbours share one
+    g_idx    int32 [K]           the group of each input; if absent, groups are consecutive inputs
 
     W[n, k] = scales[g, n] * (q[k, n] - zero[g, n]),  g = g_idx[k]
 
-With `desc_act` groups were made of inputs by falling importance, so those of one lie scattered.
-Version 1 is the default, `checkpoint_format` or `format` says `gptq_v2`. One is added to whole
-words, as it was taken away by those who wrote them: a zero of 0 borrows from its neighbour.
+With `desc_act` inputs are grouped in order of falling importance, so the inputs of a group are not
+consecutive. Version 1 is the default; `checkpoint_format` or `format` may say `gptq_v2`. The 1 is
+added to whole words, because the tools that write version 1 subtract it from whole words: a zero
+point of 0 borrows from its neighbour.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ SCALES = ("F16", "BF16", "F32")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GptqMatrix:
-    """`FewBits`."""
+    """One matrix, as `FewBits`."""
 
     qweight: StoredEntry
     qzeros: StoredEntry
@@ -42,9 +43,9 @@ class GptqMatrix:
     g_idx: StoredEntry | None
     bits: int
     group: int
-    """Neighbouring inputs that share a scale, where there is no g_idx."""
+    """Consecutive inputs that share a scale, if there is no g_idx."""
     is_less_one: bool
-    """What qzeros holds."""
+    """Whether qzeros holds zero points minus 1 (version 1)."""
 
     @property
     def parts(self) -> tuple[StoredEntry, ...]:
@@ -83,7 +84,7 @@ class GptqMatrix:
         return quantized_groups(items, scales, zeros, self.bits, dtype=dtype, order=order)
 
     def check(self, name: str) -> None:
-        """Raises CheckpointError on parts that do not fit each other."""
+        """Raise CheckpointError if the shapes or dtypes of the parts do not fit together."""
         num_columns, width = self.shape
         num_groups = -(-width // self.group)
         count = per_word(self.bits)
@@ -94,13 +95,13 @@ class GptqMatrix:
             expect(self.g_idx, f"{name}.g_idx", (width,), ("I32",))
 
     def _groups(self) -> Tensor:
-        """[K]: of each input."""
+        """The group of each input, [K]."""
         if self.g_idx is None:
             return torch.arange(self.shape[1]) // self.group
         return self.g_idx.stored().long()
 
     def _zeros(self, rows: slice) -> Tensor:
-        """uint8 [rows, G]"""
+        """The zero points of these outputs, uint8 [rows, G]."""
         count = per_word(self.bits)
         words = self.qzeros.stored()[:, rows.start // count : -(-rows.stop // count)]
         if self.is_less_one:
@@ -110,13 +111,15 @@ class GptqMatrix:
 
 @dataclass(frozen=True, slots=True)
 class GptqLayout:
-    """A `Layout`."""
+    """A `QuantizedLayout`."""
 
     bits: int
     group: int | None
-    """None: all of an output."""
+    """Consecutive inputs that share a scale; None if all inputs of an output do."""
     is_less_one: bool
+    """See `GptqMatrix`."""
     has_order: bool
+    """Whether there must be a g_idx (`desc_act`)."""
 
     def find(self, entries: Mapping[str, StoredEntry]) -> Iterator[tuple[str, QuantizedEntry]]:
         for full_name in entries:
@@ -127,7 +130,7 @@ class GptqLayout:
     def _matrix(self, entries: Mapping[str, StoredEntry], name: str) -> GptqMatrix:
         qweight = entries[f"{name}.qweight"]
         if len(qweight.shape) != 2:
-            raise CheckpointError(f"{name}.qweight is {list(qweight.shape)}, which is no matrix")
+            raise CheckpointError(f"{name}.qweight has shape {list(qweight.shape)}, not a matrix's")
         lacking = [part for part in ("qzeros", "scales") if f"{name}.{part}" not in entries]
         if self.has_order and f"{name}.g_idx" not in entries:
             lacking.append("g_idx")
@@ -147,6 +150,7 @@ class GptqLayout:
 
 
 def parse_gptq(keys: ConfigKeys) -> GptqLayout:
+    """The layout of a quantization section. Raises CheckpointError if it is not supported."""
     bits = keys.count("bits")
     if bits not in ONES:
         raise keys.complaint("bits", "must be 4 or 8")
@@ -165,7 +169,7 @@ def parse_gptq(keys: ConfigKeys) -> GptqLayout:
 
 
 def parse_group(keys: ConfigKeys) -> int | None:
-    """Inputs that share a scale; None, which is written -1, if all do."""
+    """The number of inputs that share a scale; None if all do, which is written as -1."""
     if keys.value("group_size", 128) == -1:
         return None
     return keys.count("group_size", 128)

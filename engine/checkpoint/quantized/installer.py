@@ -1,13 +1,16 @@
-"""What of a quantised checkpoint stays in few bits, because the device multiplies it so.
+"""Installs weights of a quantized checkpoint that stay quantized, where the device can multiply
+them.
 
-    GPU    int8, groups of int4 (with zeros, in any order of inputs), e4m3, MXFP4    as stored
-    CPU    int8 with one scale an output                                             as stored
-           int4 in groups of some times 32, symmetric                    scales in bfloat16
-    else   as wide as the model computes
+    GPU          int8, int4 in groups (with zero points, any order of inputs),
+                 e4m3, MXFP4                                                     as stored
+    CPU          int8 with one scale per output                                  as stored
+                 int4 in groups of a multiple of 32, symmetric                   scales in bfloat16
+    otherwise    dequantized to the dtype in which the model computes
 
-Matrices that are multiplied as one stay only if all of them can, and so do the experts of a layer.
-A CPU rounds activations to eight bits where weights are whole numbers, a GPU to e4m3 where they
-are, so what stays is another model to whoever shares KV: it says so by its `rounding`.
+Matrices that are multiplied as one stay quantized only if all of them can, and so do the experts of
+a layer. A CPU quantizes activations to 8 bits for integer weights, a GPU to e4m3 for e4m3 weights.
+Results therefore differ from those of the dequantized model, so it has another fingerprint, by its
+`rounding`, and KV is not shared between both.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 class QuantizedInstaller:
-    """Installs those entries of one checkpoint that stay in few bits on one device."""
+    """Installs the weights of one checkpoint that stay quantized on one device."""
 
     def __init__(
         self,
@@ -56,7 +59,8 @@ class QuantizedInstaller:
         *,
         is_fixed: bool = False,
     ) -> None:
-        """`is_fixed`: what a GPU multiplies a row by gives the same beside any others."""
+        """`is_fixed`: use products whose rows do not depend on the rest of the batch
+        (`deterministic`)."""
         self._entries = entries
         self._dtype = dtype
         self._device = device
@@ -64,23 +68,22 @@ class QuantizedInstaller:
         self._is_fixed = is_fixed
         self._sources_of: dict[str, list[str]] = defaultdict(list)
         self._meanings: dict[str, set[str | None]] = defaultdict(set)
-        """Meanings of the bits that each target is made of; None for parts that are not
-        quantised."""
+        """By target: the layouts of its sources (`FewBits.meaning`); None for a source that is not
+        quantized."""
         for placement in placements:
             entry = entries[placement.source]
             meaning = entry.bits.meaning if isinstance(entry, QuantizedEntry) else None
             self._sources_of[placement.target].append(placement.source)
             self._meanings[placement.target].add(meaning)
         self._experts_stay: dict[str, bool] = {}
-        """Whether experts stay quantised, by target; the first expert decides."""
+        """By target: whether experts stay quantized; decided by the first expert."""
         self._num_bytes: dict[str, int] = {}
-        """Bytes, by target."""
+        """By target: bytes of what stays quantized."""
 
     def install(self, model: nn.Module, target: str, sources: Sequence[WeightPlacement]) -> bool:
-        """Make the weight called `target`, or what one expert has of it, of few bits.
-
-        Nothing happens if that cannot be.
-        """
+        """Install the weight called `target`, or one expert of it, in quantized form. Returns
+        False, and does nothing, if that is not possible. Raises CheckpointError if an expert
+        differs in kind from the first one of its layer."""
         prefix, _, name = target.rpartition(".")
         module = model.get_submodule(prefix)
         meanings = self._meanings[target]
@@ -94,33 +97,33 @@ class QuantizedInstaller:
 
     @property
     def has_installed(self) -> bool:
-        """Whether something stayed in few bits."""
+        """Whether any weight stayed quantized."""
         return bool(self._num_bytes)
 
     def rounding(self, *, is_of_experts: bool = False) -> str:
-        """A word for what products round, where something stayed in few bits: experts, or all."""
+        """Part of the fingerprint if something stayed quantized: only experts, or any weights."""
         kind = torch.device(self._device).type
         return f"as stored {kind}, experts" if is_of_experts else f"as stored {kind}"
 
     def report(self) -> None:
-        """Say what became of the checkpoint."""
+        """Log which weights stayed quantized and which were dequantized."""
         prepared = {source for target in self._num_bytes for source in self._sources_of[target]}
         found = {n: e for n, e in self._entries.items() if isinstance(e, QuantizedEntry)}
         wide = [entry for name, entry in found.items() if name not in prepared]
         if prepared:
             num_bytes = sum(self._num_bytes.values())
-            logger.info("%d tensors stay in few bits: %.1f MB", len(prepared), num_bytes / 1e6)
+            logger.info("%d tensors stay quantized: %.1f MB", len(prepared), num_bytes / 1e6)
         if wide:
             num_items = sum(torch.Size(entry.shape).numel() for entry in wide)
             logger.info(
-                "%d quantised tensors are widened to %s: %.1f MB become %.1f MB",
+                "%d quantized tensors are dequantized to %s: %.1f MB become %.1f MB",
                 len(wide),
                 str(self._dtype).removeprefix("torch."),
                 sum(entry.num_bytes for entry in wide) / 1e6,
                 num_items * self._dtype.itemsize / 1e6,
             )
         if wide and self._device == "cpu" and self._dtype not in operators.SUFFIXES:
-            logger.warning("nothing is compiled for this dtype; with dtype bfloat16 it is faster")
+            logger.warning("there are no compiled kernels for this dtype; dtype bfloat16 is faster")
 
     def _install_matrix(
         self, module: Linear, target: str, sources: Sequence[WeightPlacement]
@@ -143,7 +146,8 @@ class QuantizedInstaller:
     def _install_expert(
         self, module: Experts, target: str, sources: Sequence[WeightPlacement]
     ) -> bool:
-        """Raises CheckpointError if it is of another kind than the first, which stays."""
+        """Install one expert. Raises CheckpointError if it differs in kind from the first one of
+        its layer, which stayed quantized."""
         if self._experts_stay.get(target) is False:
             return False
         name, slot = target.rpartition(".")[2], sources[0].slot
@@ -201,12 +205,12 @@ class QuantizedInstaller:
 def _put(
     room: PackedQuantizedExperts | QuantizedExperts, expert: int, quantized: QuantizedWeight | None
 ) -> None:
-    """Raises ValueError."""
+    """Raises ValueError if the weight is of another kind than there is memory for."""
     if isinstance(room, QuantizedExperts):
         if quantized is None:
-            raise ValueError("no kernel multiplies it as it is stored")
+            raise ValueError("there is no kernel for it in its stored form")
         room.put(expert, quantized)
         return
     if quantized is None or not is_for_cpu(quantized):
-        raise ValueError("no operator multiplies it as it is stored")
+        raise ValueError("there is no CPU operator for it in its stored form")
     put_on_cpu(room, expert, quantized)

@@ -1,11 +1,11 @@
-"""Checkpoints that come quantised: their tensors in few bits under the names of whole ones.
+"""Quantized checkpoints: presents their tensors under the names of an unquantized checkpoint.
 
     config.json   "quantization_config": {"quant_method": "gptq", "bits": 4, ...}
     files         X.qweight, X.qzeros, X.scales, X.g_idx, Y.weight
     as here       X.weight,                               Y.weight
 
-Which modules are quantised is seen from their tensors, so what `modules_to_not_convert` and its
-like name needs no rule. Each layout has a file of its own.
+Which modules are quantized is seen from their tensors, so `modules_to_not_convert` and similar keys
+need not be read. Each layout has a file of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Protocol
 
-from baton.core.errors import CheckpointError
 from baton.engine.checkpoint.files.tensor_files import StoredEntry, TensorEntry
 from baton.engine.checkpoint.quantized.awq import parse_awq
 from baton.engine.checkpoint.quantized.compressed_tensors import parse_compressed
@@ -22,18 +21,19 @@ from baton.engine.checkpoint.quantized.entry import QuantizedEntry
 from baton.engine.checkpoint.quantized.fp8 import parse_fp8
 from baton.engine.checkpoint.quantized.gptq import parse_gptq
 from baton.engine.checkpoint.quantized.mxfp4 import parse_mxfp4
+from baton.engine.models.config.description import unsupported, wrong
 from baton.engine.models.config.keys import ConfigKeys
 
 logger = logging.getLogger(__name__)
 
 
 class QuantizedLayout(Protocol):
-    """How one method writes weights down."""
+    """How one quantization method stores weights."""
 
     def find(self, entries: Mapping[str, StoredEntry]) -> Iterator[tuple[str, QuantizedEntry]]:
-        """What is quantised, by the name it would have whole.
+        """The quantized weights, with the names that they would have unquantized.
 
-        Raises CheckpointError on parts that are missing or do not fit each other.
+        Raises CheckpointError if parts are missing or do not fit together.
         """
 
 
@@ -46,7 +46,7 @@ LAYOUTS: Mapping[str, Callable[[ConfigKeys], QuantizedLayout]] = {
     "mxfp4": parse_mxfp4,
 }
 SECTIONS = ("quantization_config", "compression_config")
-"""Two names of one section; the second is that of older compressed-tensors."""
+"""Two names of the same section; the second is used by older compressed-tensors."""
 FOR_ACTIVATIONS = (
     ".input_scale",
     ".input_zero_point",
@@ -57,13 +57,14 @@ FOR_ACTIVATIONS = (
     ".v_scale",
     ".q_scale",
 )
-"""Ends of names of what is fixed there ahead, and decided here by what is multiplied or cached."""
+"""Ends of names of static scales of activations and KV, which are not used: both are quantized with
+dynamic scales here."""
 
 
 def parse_layout(raw: Mapping[str, object]) -> QuantizedLayout | None:
-    """The layout that a whole config.json tells of; None if weights are stored as they are.
+    """The quantized layout of a checkpoint, from its config.json; None if it is not quantized.
 
-    Raises CheckpointError, naming key and remedy, on what is not supported.
+    Raises CheckpointError, naming key and remedy, if it is not supported.
     """
     for outer in (raw, raw.get("text_config")):
         for section in SECTIONS:
@@ -75,14 +76,14 @@ def parse_layout(raw: Mapping[str, object]) -> QuantizedLayout | None:
 
 def _parse(section: str, found: object) -> QuantizedLayout:
     if not isinstance(found, Mapping):
-        raise CheckpointError(f"config.json: `{section}` must be an object, not {found!r}")
+        raise wrong(f"`{section}` must be an object, not {found!r}")
     method = found.get("quant_method")
     parse = LAYOUTS.get(str(method))
     if parse is None:
-        raise CheckpointError(
-            f"config.json: `{section}.quant_method` is {method!r}; supported are "
-            f"{', '.join(LAYOUTS)}; serve the checkpoint that it was made from, with --quantize "
-            "int8 or int4 if memory is short"
+        raise unsupported(
+            f"`{section}.quant_method` is {method!r}; supported are "
+            f"{', '.join(LAYOUTS)}; serve the unquantized checkpoint that it was made from, with "
+            "--quantize int8 or int4 if memory is short"
         )
     return parse(ConfigKeys(found, path=f"{section}."))
 
@@ -90,7 +91,8 @@ def _parse(section: str, found: object) -> QuantizedLayout:
 def as_whole(
     entries: Mapping[str, StoredEntry], layout: QuantizedLayout | None, wanted: Collection[str]
 ) -> Mapping[str, TensorEntry]:
-    """The entries of a checkpoint by the names of a whole one, of which `wanted` are asked for."""
+    """The tensors of a checkpoint, with quantized weights under the names they would have
+    unquantized. Biases of zeros that are not `wanted` are left out, and so are static scales."""
     if layout is None:
         return entries
     found = dict(layout.find(entries))
@@ -105,14 +107,14 @@ def as_whole(
     num_scales = sum(name.endswith(FOR_ACTIVATIONS) for name in entries)
     if num_scales:
         logger.info(
-            "%d scales of activations and KV are not used: both are rounded, if at all, by what "
-            "they are",
+            "%d static scales of activations and KV are not used: both are quantized, if at all, "
+            "with dynamic scales",
             num_scales,
         )
     return {**whole, **found}
 
 
 def _is_zero_bias(name: str, entry: StoredEntry, found: Mapping[str, QuantizedEntry]) -> bool:
-    """AutoGPTQ has given biases of zeros to modules that have none."""
+    """Whether the tensor is a bias of zeros, which AutoGPTQ adds to modules without a bias."""
     module = name.removesuffix(".bias")
     return module != name and f"{module}.weight" in found and not bool(entry.stored().any())

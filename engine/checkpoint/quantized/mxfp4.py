@@ -1,17 +1,17 @@
-"""MXFP4 (Open Compute's microscaling format), as the experts of GPT-OSS are stored in it.
+"""MXFP4 checkpoints (Open Compute's microscaling format), such as the experts of GPT-OSS.
 
-    X_blocks   uint8 [.., N, K / 32, 16]     two items of e2m1 a byte, the first in the low half
-    X_scales   uint8 [.., N, K / 32]         e8m0: 2 to the power of the byte less 127
+    X_blocks   uint8 [.., N, K / 32, 16]     two e2m1 values per byte, the first in the low half
+    X_scales   uint8 [.., N, K / 32]         e8m0: 2 to the power of (byte - 127)
 
     X [.., K, N]  =  (blocks * scales), transposed
 
-    Y.weight_packed [N, K / 2] and Y.weight_scale [N, K / 32] are the same of a single Y.weight
-    [N, K], as compressed-tensors writes them; and so are Y.weight, I8, and Y.scale (DeepSeek V4).
+    compressed-tensors stores a single Y.weight [N, K] the same way, as Y.weight_packed [N, K / 2]
+    and Y.weight_scale [N, K / 32]; DeepSeek V4 as Y.weight (I8) and Y.scale.
 
     e2m1      0  0.5  1  1.5  2  3  4  6, and with the highest bit their negatives
 
-A scale of 255, which is NaN, makes its block NaN. In bfloat16 and in float32 all is exact, but for
-what is too small for them.
+A scale of 255, which is NaN, makes its block NaN. Values are exact in bfloat16 and float32, except
+for those below their smallest number.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from baton.kernels.products.quantized_weight import QuantizedWeight
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mxfp4Stack:
-    """`FewBits`."""
+    """A stack of matrices, or one, as `FewBits`."""
 
     blocks: StoredEntry
     scales: StoredEntry
@@ -62,7 +62,7 @@ class Mxfp4Stack:
         return quantized_fp4(self._blocks()[matrix], scales[matrix], dtype)
 
     def _blocks(self) -> Tensor:
-        """uint8 [E, N, K / 32, 16]"""
+        """The packed values, uint8 [E, N, K / 32, 16]."""
         num_columns, num_groups = self.scales.shape[-2:]
         bits = self.blocks.stored().view(torch.uint8)
         return bits.view(-1, num_columns, num_groups, GROUP_BYTES)
@@ -70,7 +70,7 @@ class Mxfp4Stack:
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4Layout:
-    """A `Layout`."""
+    """A `QuantizedLayout`."""
 
     def find(self, entries: Mapping[str, StoredEntry]) -> Iterator[tuple[str, QuantizedEntry]]:
         for full_name, blocks in entries.items():
@@ -81,21 +81,25 @@ class Mxfp4Layout:
             if scales is None:
                 raise CheckpointError(f"{full_name} has no {name}_scales beside it")
             if len(blocks.shape) < 3:
-                raise CheckpointError(f"{full_name} is {list(blocks.shape)}; no matrix of blocks")
+                raise CheckpointError(
+                    f"{full_name} has shape {list(blocks.shape)}, not that of a matrix of blocks"
+                )
             expect(blocks, full_name, (*blocks.shape[:-1], GROUP_BYTES), ("U8",))
             expect(scales, f"{name}_scales", blocks.shape[:-1], ("U8", "F8_E8M0"))
             yield name, QuantizedEntry(Mxfp4Stack(blocks=blocks, scales=scales), is_transposed=True)
 
 
 def packed_mxfp4(entries: Mapping[str, StoredEntry], name: str) -> Mxfp4Stack:
-    """The stack of one matrix. Raises CheckpointError without scales that fit."""
+    """The matrix `name` of a compressed-tensors checkpoint. Raises CheckpointError if its scales
+    are missing or do not fit."""
     return mxfp4_matrix(entries, f"{name}_packed", f"{name}_scale")
 
 
 def mxfp4_matrix(
     entries: Mapping[str, StoredEntry], blocks_name: str, scales_name: str
 ) -> Mxfp4Stack:
-    """The stack of one matrix, by both names. Raises CheckpointError without scales that fit."""
+    """The matrix with these names of its parts. Raises CheckpointError if its scales are missing or
+    do not fit."""
     blocks, scales = entries[blocks_name], entries.get(scales_name)
     if scales is None or len(blocks.shape) != 2:
         raise CheckpointError(f"{blocks_name} {list(blocks.shape)} is no matrix with {scales_name}")
@@ -106,4 +110,5 @@ def mxfp4_matrix(
 
 
 def parse_mxfp4(keys: ConfigKeys) -> Mxfp4Layout:
+    """The layout of a quantization section, which has no options."""
     return Mxfp4Layout()

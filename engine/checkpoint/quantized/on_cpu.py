@@ -1,4 +1,4 @@
-"""Quantised weights, packed for the operators of a CPU: int8 by output, int4 by groups of 32."""
+"""Packs quantized weights for the CPU operators: int8 with a scale per output, int4 in groups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from baton.kernels.products.quantized_weight import QuantizedWeight, whole_of
 
 
 def is_for_cpu(quantized: QuantizedWeight) -> bool:
-    """Symmetric, its inputs as they come, and compiled."""
+    """Whether the CPU operators support this weight: symmetric, without reordered inputs, in a
+    format and dtype that they are compiled for."""
     if not operators.runs(torch.empty(0, dtype=quantized.dtype)):
         return False
     if quantized.zeros is not None or quantized.order is not None:
@@ -24,7 +25,7 @@ def is_for_cpu(quantized: QuantizedWeight) -> bool:
 
 
 def on_cpu(quantized: QuantizedWeight, *, is_gated: bool) -> PackedQuantizedWeight | None:
-    """`quantized` packed for CPU operators; None if there are none for it."""
+    """`quantized`, packed for the CPU operators; None if they do not support it."""
     if not is_for_cpu(quantized):
         return None
     if _is_int8(quantized):
@@ -39,7 +40,8 @@ def on_cpu(quantized: QuantizedWeight, *, is_gated: bool) -> PackedQuantizedWeig
 def experts_on_cpu(
     num_experts: int, first: QuantizedWeight, *, is_gated: bool
 ) -> PackedQuantizedExperts | None:
-    """Room for experts like the first, for operators; None if there are none for it."""
+    """Memory for packed experts of the same kind as `first`; None if the CPU operators do not
+    support it."""
     if not is_for_cpu(first):
         return None
     way = "int8" if _is_int8(first) else "int4"
@@ -48,10 +50,13 @@ def experts_on_cpu(
 
 
 def put_on_cpu(room: PackedQuantizedExperts, expert: int, quantized: QuantizedWeight) -> None:
-    """Raises ValueError if it is of another kind than there is room for."""
+    """Pack one expert into `room`. Raises ValueError if it is of another kind than the others."""
     bits = 8 if _is_int8(quantized) else 4
     if room.bits != bits or room.shape[1:] != quantized.shape:
-        raise ValueError(f"{bits} bits {quantized.shape} among {room.bits} bits {room.shape[1:]}")
+        raise ValueError(
+            f"{bits} bits of shape {quantized.shape}, but the other experts of this layer have "
+            f"{room.bits} bits of shape {room.shape[1:]}"
+        )
     if room.scales is not None:
         packed, scales = int8_weight.panels_of_items(
             quantized.items, _scale_of_each(quantized), room.is_gated
@@ -67,10 +72,10 @@ def _is_int8(quantized: QuantizedWeight) -> bool:
 
 
 def _scale_of_each(quantized: QuantizedWeight) -> Tensor:
-    """[N]"""
+    """The scale of each output, [N]."""
     return quantized.scales.expand(-1, quantized.group[0]).flatten()[: quantized.shape[0]]
 
 
 def _whole(quantized: QuantizedWeight) -> Tensor:
-    """uint8 [N, K]"""
+    """The unpacked 4-bit numbers, uint8 [N, K]."""
     return whole_of(quantized.items, quantized.group[1]).flatten(1)

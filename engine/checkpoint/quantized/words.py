@@ -1,6 +1,6 @@
-"""Whole numbers of 4 or 8 bits, several to a word of 32: the first in the lowest bits.
+"""Unpacks 4-bit and 8-bit integers from 32-bit words, which hold the first one in the lowest bits.
 
-They are taken apart byte by byte, the lowest first, as every machine that we run on keeps words.
+Words are read as bytes, the lowest first: all supported machines are little-endian.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ WORD_BITS = 32
 
 
 def per_word(bits: int) -> int:
+    """Number of integers in a word."""
     return WORD_BITS // bits
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
-    """int32 [R, C] -> uint8 [R, C * 32 / bits]"""
+    """Integers from words: int32 [R, C] -> uint8 [R, C * 32 / bits]."""
     octets = octets_of(words).flatten(1)
     if bits == 8:
         return octets
@@ -24,17 +25,18 @@ def unpack(words: Tensor, bits: int) -> Tensor:
 
 
 def octets_of(words: Tensor) -> Tensor:
-    """[R, C] -> uint8 [R, C, 4]; one number alone is contiguous with any stride."""
+    """Bytes from words: [R, C] -> uint8 [R, C, 4]."""
+    # The dimension is added because `view` needs a last stride of 1, which `contiguous` does not
+    # give to a single number.
     return words.contiguous().unsqueeze(-1).view(torch.uint8)
 
 
 def in_groups(
     items: Tensor, zeros: Tensor | int, scales: Tensor, groups: Tensor | None = None
 ) -> Tensor:
-    """(items - zeros) * scales, of uint8 [R, K] and zeros and scales [R, G] -> float32 [R, K].
-
-    `groups` [K] says which each input belongs to; without it neighbours share one.
-    """
+    """Dequantize: (items - zeros) * scales, float32 [R, K], from items uint8 [R, K] and zeros and
+    scales [R, G]. `groups` [K] is the group of each input; without it groups are consecutive
+    inputs."""
     width, num_groups = items.shape[1], scales.shape[1]
     if groups is None and width % num_groups:
         groups = torch.arange(width) // -(-width // num_groups)

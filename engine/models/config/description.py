@@ -14,18 +14,30 @@ CLASSIFIER, GENERATOR = "ForSequenceClassification", "ForCausalLM"
 """Suffixes of architecture names."""
 
 
+def wrong(reason: str) -> CheckpointError:
+    """The error of a `config.json` that cannot be that of any model."""
+    return CheckpointError(f"config.json: {reason}; correct it, or fetch the model again")
+
+
+def unsupported(reason: str) -> CheckpointError:
+    """The error of a `config.json` of a model that is not implemented."""
+    return CheckpointError(f"config.json: {reason}; choose another model")
+
+
 def read_json(path: Path) -> dict[str, object]:
     """Raises CheckpointError if there is no such file or it holds no JSON object."""
     try:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise CheckpointError(
-            f"{path} does not exist; a model is a folder in Hugging Face's layout"
+            f"{path} does not exist; give a model's folder in Hugging Face's layout"
         ) from None
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
+        raise CheckpointError(
+            f"{path} cannot be read as JSON: {error}; fetch the model again"
+        ) from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds no JSON object")
+        raise CheckpointError(f"{path} holds no JSON object; fetch the model again")
     return value
 
 
@@ -38,6 +50,4 @@ def architecture_of(raw: Mapping[str, object]) -> str:
                 return architecture.replace(CLASSIFIER, GENERATOR)
             return architecture
         case other:
-            raise CheckpointError(
-                f"config.json: `architectures` must name one architecture, not {other!r}"
-            )
+            raise wrong(f"`architectures` must name one architecture, not {other!r}")

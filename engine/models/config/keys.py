@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from baton.core.errors import CheckpointError
+from baton.engine.models.config.description import unsupported, wrong
 
 
 class ConfigKeys:
@@ -49,7 +50,7 @@ class ConfigKeys:
     def count(self, key: str, default: int | None = None, *, least: int = 1) -> int:
         value = self.value(key, default)
         if value is None:
-            raise CheckpointError(f"config.json: `{self.name(key)}` is missing")
+            raise wrong(f"`{self.name(key)}` is missing")
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             what = "a positive integer" if least == 1 else f"at least {least}"
             raise self.complaint(key, f"must be {what}")
@@ -76,9 +77,8 @@ class ConfigKeys:
     def choice(self, key: str, options: Collection[str], default: str | None = None) -> str:
         value = self.value(key, default)
         if value not in options:
-            raise CheckpointError(
-                f"config.json: `{self.name(key)}` is {value!r}; supported is "
-                + " or ".join(map(repr, options))
+            raise unsupported(
+                f"`{self.name(key)}` is {value!r}; supported is " + " or ".join(map(repr, options))
             )
         return str(value)
 
@@ -86,9 +86,9 @@ class ConfigKeys:
         """Raise CheckpointError if a present key has a value that is not implemented."""
         for key, supported in must_be.items():
             if key in self._values and self._values[key] not in supported:
-                raise CheckpointError(
-                    f"config.json: `{key}` is {self._values[key]!r}; supported is {supported[0]!r}"
+                raise unsupported(
+                    f"`{key}` is {self._values[key]!r}; supported is {supported[0]!r}"
                 )
 
     def complaint(self, key: str, what: str) -> CheckpointError:
-        return CheckpointError(f"config.json: `{self.name(key)}` {what}, not {self.value(key)!r}")
+        return wrong(f"`{self.name(key)}` {what}, not {self.value(key)!r}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from baton.core.errors import CheckpointError, InvalidConfig
+from baton.core.errors import InvalidConfig
 from baton.core.kv_layout import WIDE, SideCache
 from baton.engine.layers.attention import AttentionKind, HeadShape
 from baton.engine.layers.compressed_attention import CompressedConfig, Compression
@@ -19,7 +19,12 @@ from baton.engine.layers.indexer import IndexConfig
 from baton.engine.layers.mla import LatentConfig
 from baton.engine.layers.rope import Rope
 from baton.engine.layers.rope_scaling import DynamicScaling, YarnScaling
-from baton.engine.models.config.description import CLASSIFIER_FROM_TOKEN, architecture_of
+from baton.engine.models.config.description import (
+    CLASSIFIER_FROM_TOKEN,
+    architecture_of,
+    unsupported,
+    wrong,
+)
 from baton.engine.models.config.keys import ConfigKeys
 from baton.engine.models.config.moe import MoeConfig
 from baton.kernels.paging.window import Streaming
@@ -177,8 +182,8 @@ def parse_heads(keys: ConfigKeys) -> HeadShape:
         head_dim=keys.count("head_dim", hidden_size // num_heads),
     )
     if heads.num_heads % heads.num_kv_heads:
-        raise CheckpointError(
-            f"config.json: `{keys.name('num_attention_heads')}` {heads.num_heads} is no multiple "
+        raise wrong(
+            f"`{keys.name('num_attention_heads')}` {heads.num_heads} is no multiple "
             f"of `{keys.name('num_key_value_heads')}` {heads.num_kv_heads}"
         )
     return heads
@@ -191,9 +196,7 @@ def parse_windows(
     if keys.value("layer_types") is not None:
         is_sliding = [kind == SLIDING for kind in _layer_types(keys, len(is_sliding))]
     if any(is_sliding) and window is None:
-        raise CheckpointError(
-            f"config.json: `layer_types` has {SLIDING!r} but there is no `sliding_window`"
-        )
+        raise wrong(f"`layer_types` has {SLIDING!r} but there is no `sliding_window`")
     return [window if sliding else None for sliding in is_sliding]
 
 
@@ -227,11 +230,11 @@ def parse_eos(value: object) -> tuple[int, ...]:
         case list() if all(isinstance(token, int) for token in value):
             return tuple(value)
         case _:
-            raise CheckpointError(f"`eos_token_id` must be a token id or a list, not {value!r}")
+            raise wrong(f"`eos_token_id` must be a token id or a list, not {value!r}")
 
 
 def _dtype(keys: ConfigKeys) -> str | None:
     value = keys.value("dtype") or keys.value("torch_dtype")  # the old and new names of one key
     if value is None or (isinstance(value, str) and value in WIDE):
         return value
-    raise CheckpointError(f"config.json: `dtype` is {value!r}; supported are {', '.join(WIDE)}")
+    raise unsupported(f"`dtype` is {value!r}; supported are {', '.join(WIDE)}")

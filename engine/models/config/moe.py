@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from baton.core.errors import CheckpointError
+from baton.engine.models.config.description import wrong
 from baton.engine.models.config.keys import ConfigKeys
 from baton.kernels.experts.moe import SWIGLU, Gating
 from baton.kernels.experts.routing import Routing
@@ -45,7 +45,7 @@ def parse_routing(keys: ConfigKeys, **options: Any) -> Routing:
     try:
         return Routing(num_experts=num_experts, num_choices=num_choices, **options)
     except ValueError as error:
-        raise CheckpointError(f"config.json: `{name}`, `num_experts_per_tok`: {error}") from error
+        raise wrong(f"`{name}`, `num_experts_per_tok`: {error}") from error
 
 
 def parse_sparse_layers(keys: ConfigKeys) -> list[bool]:

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from baton.core.errors import CheckpointError
 from baton.engine.layers.rope import Rope
 from baton.engine.layers.rope_scaling import (
     DynamicScaling,
@@ -21,6 +20,7 @@ from baton.engine.layers.rope_scaling import (
     Scaling,
     YarnScaling,
 )
+from baton.engine.models.config.description import unsupported, wrong
 from baton.engine.models.config.keys import ConfigKeys
 
 
@@ -55,9 +55,7 @@ class _Parameters:
         value = self.values.get(key)
         value = default if value is None else value
         if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-            raise CheckpointError(
-                f"config.json: `{self.name}.{key}` must be a positive number, not {value!r}"
-            )
+            raise wrong(f"`{self.name}.{key}` must be a positive number, not {value!r}")
         return float(value)
 
     def optional(self, key: str) -> float | None:
@@ -68,9 +66,8 @@ class _Parameters:
         value = self.values.get(key)
         is_list = isinstance(value, list) and all(isinstance(x, int | float) for x in value)
         if not isinstance(value, list) or not is_list or len(value) != self.rotary_dim // 2:
-            raise CheckpointError(
-                f"config.json: `{self.name}.{key}` must be {self.rotary_dim // 2} numbers, "
-                f"not {value!r}"
+            raise wrong(
+                f"`{self.name}.{key}` must be {self.rotary_dim // 2} numbers, not {value!r}"
             )
         return tuple(map(float, value))
 
@@ -90,10 +87,7 @@ def parse_rope(keys: ConfigKeys, head_dim: int, at: RopeKeys = CUSTOMARY) -> Rop
     name, found = _find(keys, at)
     alone = keys.value(at.theta)
     if alone is not None and found.get("rope_theta") not in (None, alone):
-        raise CheckpointError(
-            f"config.json: `{at.theta}` is {alone!r} on its own but "
-            f"{found['rope_theta']!r} in `{name}`"
-        )
+        raise wrong(f"`{at.theta}` is {alone!r} on its own but {found['rope_theta']!r} in `{name}`")
     values = {"rope_theta": alone or at.default_theta, **found}
     rotary_dim = _rotary_dim(keys, name, values, head_dim, at.may_be_partial)
     parameters = _Parameters(name, values, keys, rotary_dim)
@@ -109,9 +103,7 @@ def _find(keys: ConfigKeys, at: RopeKeys) -> tuple[str, Mapping[str, object]]:
     new = _mapping("rope_parameters", keys.value("rope_parameters"))
     old = _mapping("rope_scaling", keys.value("rope_scaling"))
     if new and any(new.get(key) != value for key, value in old.items()):
-        raise CheckpointError(
-            "config.json: `rope_scaling` and `rope_parameters` contradict each other; keep one"
-        )
+        raise wrong("`rope_scaling` and `rope_parameters` contradict each other")
     if not new:
         return "rope_scaling", old if at.is_scaled else {}
     is_by_layer_type = any(isinstance(value, Mapping) for value in new.values())
@@ -128,7 +120,7 @@ def _mapping(name: str, found: object) -> Mapping[str, object]:
     if found is None:
         return {}
     if not isinstance(found, Mapping):
-        raise CheckpointError(f"config.json: `{name}` must be an object, not {found!r}")
+        raise wrong(f"`{name}` must be an object, not {found!r}")
     return found
 
 
@@ -139,15 +131,13 @@ def _rotary_dim(
     if share is None:
         share = keys.value("partial_rotary_factor", 1)
     if share != 1 and not may_be_partial:
-        raise CheckpointError(f"config.json: `partial_rotary_factor` is {share!r}; supported is 1")
+        raise unsupported(f"`partial_rotary_factor` is {share!r}; supported is 1")
     if not isinstance(share, int | float) or not 0 < share <= 1:
-        raise CheckpointError(
-            f"config.json: `partial_rotary_factor` must be over 0 and at most 1, not {share!r}"
-        )
+        raise wrong(f"`partial_rotary_factor` must be over 0 and at most 1, not {share!r}")
     rotary_dim = int(head_dim * share)
     if rotary_dim % 2 or rotary_dim == 0:
-        raise CheckpointError(
-            f"config.json: `head_dim` {head_dim} gives {rotary_dim} dimensions that turn, which is "
+        raise wrong(
+            f"`head_dim` {head_dim} gives {rotary_dim} dimensions that turn, which is "
             "odd; RoPE needs pairs"
         )
     return rotary_dim
@@ -157,9 +147,8 @@ def _parse_scaling(parameters: _Parameters, aliases: Mapping[str, str]) -> Scali
     kind = parameters.values.get("rope_type", parameters.values.get("type", "default"))
     parse = _PARSERS.get(aliases.get(str(kind), str(kind)))
     if parse is None:
-        raise CheckpointError(
-            f"config.json: `{parameters.name}.rope_type` is {kind!r}; "
-            f"supported are {', '.join(_PARSERS)}"
+        raise unsupported(
+            f"`{parameters.name}.rope_type` is {kind!r}; supported are {', '.join(_PARSERS)}"
         )
     return parse(parameters)
 
@@ -181,9 +170,7 @@ def _parse_yarn(parameters: _Parameters) -> Scaling:
     factor = parameters.number("factor", parameters.max_len() / original_len)
     is_truncated = parameters.values.get("truncate", True)
     if not isinstance(is_truncated, bool):
-        raise CheckpointError(
-            f"config.json: `{parameters.name}.truncate` must be true or false, not {is_truncated!r}"
-        )
+        raise wrong(f"`{parameters.name}.truncate` must be true or false, not {is_truncated!r}")
     return YarnScaling(
         factor=factor,
         original_len=original_len,
@@ -228,8 +215,8 @@ def _parse_llama3(parameters: _Parameters) -> Scaling:
         original_len=parameters.original_len(),
     )
     if scaling.high_freq_factor < scaling.low_freq_factor:
-        raise CheckpointError(
-            f"config.json: `{parameters.name}.high_freq_factor` {scaling.high_freq_factor} must "
+        raise wrong(
+            f"`{parameters.name}.high_freq_factor` {scaling.high_freq_factor} must "
             f"not be below `low_freq_factor` {scaling.low_freq_factor}"
         )
     return scaling

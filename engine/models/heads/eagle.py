@@ -14,7 +14,6 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from baton.core.errors import CheckpointError
 from baton.core.kv_layout import OUTPUTS, KvLayout
 from baton.engine.layers.attention import Attention
 from baton.engine.layers.block import Block
@@ -22,6 +21,7 @@ from baton.engine.layers.join import Join
 from baton.engine.layers.norm import AddRmsNorm
 from baton.engine.layers.rope import RotaryAngles
 from baton.engine.models.config.arrangement import FIRST_HALF, SECOND_HALF, Arrangement
+from baton.engine.models.config.description import unsupported
 from baton.engine.models.config.model_config import LayerConfig, ModelConfig
 from baton.engine.models.heads.draft_head import End
 from baton.engine.models.skeleton.decoder import Decoder
@@ -76,9 +76,8 @@ class EagleHead(nn.Module):
         """
         super().__init__()
         if config.num_layers != 1:
-            raise CheckpointError(
-                f"config.json: `num_hidden_layers` of an EAGLE head is {config.num_layers}; "
-                "supported is 1"
+            raise unsupported(
+                f"`num_hidden_layers` of an EAGLE head is {config.num_layers}; supported is 1"
             )
         width, layer = config.hidden_size, config.layers[0]
         self.config = config

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from baton.core.ids import Epoch
 from baton.core.replicas import Membership, ReplicaInfo
+from baton.core.wording import count_of
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +37,8 @@ async def follow(registry: RegistryClient, fleet: Follower) -> None:
             async with asyncio.timeout(WATCH_TIMEOUT_S):
                 snapshot = await registry.watch(incarnation, version)
         except Exception as error:  # whatever Ray raises while it or its head is away
-            num_known = len(fleet.replicas)
-            log.warning("the registry is away (%r); keeping %d replicas", error, num_known)
+            known = count_of(len(fleet.replicas), "replica")
+            log.warning("the registry is away (%r); keeping %s", error, known)
             await asyncio.sleep(REGISTRY_RETRY_S)
             continue
         try:

@@ -16,6 +16,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from baton.core.errors import Overloaded
 from baton.core.ids import RequestId
+from baton.core.wording import count_of
 from baton.router.fairness.fair_queue import Entry, FairQueue
 from baton.router.fairness.slo import UNHURRIED_S
 
@@ -177,7 +178,7 @@ class AdmissionLine(Generic[T]):
         if num_before < self._max_waiting:
             return None
         leaves = self._queue.gives_way(entry) or entry
-        message = f"{num_before} requests wait for a place already"
+        message = f"{count_of(num_before, 'request')} already waiting for a place"
         error = Overloaded(message, retry_after_s=self.wait_s(now, leaves))
         self.remove(leaves)
         return Refused(leaves, error)

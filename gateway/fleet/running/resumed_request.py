@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from baton.core.messages import ParkedStream, Receipt, TokenUpdate
+from baton.core.wording import count_of
 from baton.gateway.fleet.running.running_request import RunningRequest
 
 
@@ -37,7 +38,8 @@ class ResumedRequest:
         if self._rest is None:
             return before
         now = self._rest.receipt
-        note = f"went on at another gateway after {len(self._parked.request.output)} tokens"
+        num_tokens = len(self._parked.request.output)
+        note = f"went on at another gateway after {count_of(num_tokens, 'token')}"
         return replace(
             now,
             cached_tokens=before.cached_tokens,

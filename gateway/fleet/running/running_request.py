@@ -31,6 +31,7 @@ from baton.core.errors import (
 from baton.core.ids import Epoch
 from baton.core.messages import GenerateRequest, Receipt, TokenUpdate
 from baton.core.replicas import ReplicaAddress
+from baton.core.wording import count_of
 from baton.gateway.fleet.links.decode_link import ReplicaLost
 from baton.gateway.fleet.placement.placed import Placed
 from baton.gateway.fleet.running.accounts import Accounts
@@ -196,7 +197,7 @@ class RunningRequest:
         try:
             update = await placed.attempt.next()
         except DeadlineExceeded as late:
-            raise DeadlineExceeded(f"{late} after {len(self._output)} tokens") from None
+            raise DeadlineExceeded(f"{late} after {count_of(len(self._output), 'token')}") from None
         self._take(placed, update)
         if update.error is not None:
             raise update.error

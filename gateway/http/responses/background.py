@@ -32,6 +32,7 @@ from baton.core.errors import (
     StorageFull,
     StorageUnavailable,
 )
+from baton.core.wording import count_of
 from baton.gateway.http.responses.answer import ResponseAnswer, ResponseError
 from baton.gateway.http.responses.input import InputItem
 from baton.gateway.http.responses.kept import KIND, KeptResponse, KeptResponses, kept_response
@@ -177,8 +178,8 @@ class BackgroundResponses:
         num_own = self._num_by_owner[owner]
         if self._num_owners() > 1 and num_own >= min(max(1, MAX_RUNNING // OWNER_PART), num_left):
             raise Overloaded(
-                f"{num_own} of your responses run in the background at this gateway, which is "
-                f"your share while it has {num_left} places left; wait until one has ended"
+                f"{count_of(num_own, 'response')} of yours may run in the background at this "
+                f"gateway while it has {count_of(num_left, 'place')} left; wait until one has ended"
             )
         self._num_by_owner[owner] += 1
 

@@ -29,7 +29,6 @@ from baton.core.errors import (
     Cancelled,
     InvalidRequest,
     StreamMoved,
-    StreamNotFound,
     Unavailable,
 )
 from baton.core.messages import ParkedStream
@@ -264,12 +263,7 @@ class StreamsApi:
     async def end(self, request: Request) -> Response:
         """End the stream at whichever gateway has it."""
         stream_id, owner = request.path_params["stream_id"], owner_of(shown_key(request.headers))
-        try:
-            self._gateway.keeper.end(stream_id, owner=owner, kinds=PATHS)
-        except StreamNotFound:
-            wanted = TakeStream(stream_id, owner, PATHS, is_end=True)
-            if await self._gateway.dispatcher.take_stream(wanted) is None:
-                raise
+        await self._gateway.end_stream(stream_id, owner=owner, kinds=PATHS)
         return Response(status_code=204)
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from baton.core.errors import DeadlineExceeded
+from baton.core.wording import count_of
 from baton.platform.cli.options.gateway_options import AdminUrl, ApiKey, CaFile, admin_pages
 from baton.platform.cli.terminal.errors import told_in_one_line
 
@@ -40,7 +41,9 @@ def drain(
         if wait and num_open:
             _wait_until_empty(ask, replica, num_open, wait)
             num_open = 0
-    text = f"{num_open} requests have yet to leave" if num_open else "nothing is left there"
+    text = (
+        f"{count_of(num_open, 'request')} still to leave" if num_open else "nothing is left there"
+    )
     typer.echo(f"{replica} is draining: {text}")
 
 
@@ -50,12 +53,12 @@ def _wait_until_empty(ask: Callable[[], int], replica: str, num_open: int, limit
     num_told = -1
     while num_open:
         if num_open != num_told:
-            typer.echo(f"{replica}: {num_open} requests have yet to leave")
+            typer.echo(f"{replica}: {count_of(num_open, 'request')} still to leave")
             num_told = num_open
         if time.monotonic() >= deadline:
             raise DeadlineExceeded(
-                f"{num_open} requests are still on {replica} after {limit_s:g} s; it continues to "
-                "drain: run the command again to follow it"
+                f"{replica} still has {count_of(num_open, 'request')} after {limit_s:g} s; it "
+                "continues to drain: run the command again to follow it"
             )
         time.sleep(POLL_S)
         num_open = ask()

@@ -9,6 +9,7 @@ import typer
 
 from baton.core.errors import DeadlineExceeded, Unavailable
 from baton.core.replicas import Role
+from baton.core.wording import count_of
 from baton.platform.cli.options.gateway_options import AdminUrl, ApiKey, CaFile, admin_pages
 from baton.platform.cli.terminal.errors import told_in_one_line
 from baton.platform.observe.gateway_pages import GatewayPages
@@ -41,7 +42,7 @@ def flip(
         if told["role"] == to:
             typer.echo(f"{replica_id} serves as {to}")
             return
-        typer.echo(f"{replica_id}: {num_open} requests have yet to leave")
+        typer.echo(f"{replica_id}: {count_of(num_open, 'request')} still to leave")
         if not wait:
             return
         _wait_until_done(pages, replica_id, to, began_s + wait)

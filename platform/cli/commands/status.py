@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.core.errors import Unavailable
+from baton.core.wording import count_of
 from baton.platform.cli.options.gateway_options import AdminUrl, ApiKey, CaFile, admin_pages
 from baton.platform.cli.terminal.errors import complain
 
@@ -52,7 +53,7 @@ COLUMNS = (
 
 def _table(report: dict[str, Any]) -> Table:
     table = Table(
-        title=f"{report['num_waiting']} requests wait for a replica",
+        title=f"{count_of(report['num_waiting'], 'request')} waiting for a replica",
         box=SIMPLE,
         pad_edge=False,
         padding=0,
@@ -130,7 +131,7 @@ def _huge_pages(report: dict[str, Any]) -> list[str]:
 def _registries(report: dict[str, Any]) -> list[str]:
     """Whether the gateway hears each of several registries."""
     said = [
-        f"{one['registry']} knows {one['num_replicas']} replicas"
+        f"{one['registry']} knows {count_of(one['num_replicas'], 'replica')}"
         if one["is_heard"]
         else f"{one['registry']} is not heard ({one['trouble']})"
         for one in report.get("registries", ())
@@ -141,7 +142,7 @@ def _registries(report: dict[str, Any]) -> list[str]:
 def _engine(facts: dict[str, Any]) -> str:
     is_rounded = facts["quantize"] != "none"
     weights = f"{facts['quantize']} weights" if is_rounded else "weights as they are"
-    threads = f" on {facts['num_threads']} threads" if facts["device"] == "cpu" else ""
+    threads = f" on {count_of(facts['num_threads'], 'thread')}" if facts["device"] == "cpu" else ""
     num_ranks = facts.get("num_ranks", 1)
     ranks = f"{num_ranks} ranks of " if num_ranks > 1 else ""
     return (

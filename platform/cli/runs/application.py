@@ -12,6 +12,7 @@ from functools import partial
 import typer
 
 from baton.core.errors import DeadlineExceeded, InvalidConfig
+from baton.core.replicas import counts_by_role
 from baton.platform.cli.runs.deploy import Ports, come_up
 from baton.platform.cli.terminal.progress import start_bars
 from baton.platform.cli.terminal.start_report import StartReport
@@ -53,8 +54,8 @@ def deploy_document(wanted: Plain, config: DeploymentConfig, *, waits: bool) -> 
     sent = apply(wanted)
     planned = configuration(sent)
     if planned.wanted_replicas != config.wanted_replicas:
-        counts = " and ".join(f"{n} {role}" for role, n in planned.wanted_replicas.items())
-        typer.echo(f"the planner has set {counts} replicas: they stay; `baton scale` changes them")
+        counts = counts_by_role(planned.wanted_replicas)
+        typer.echo(f"the planner has set {counts}: they stay; `baton scale` changes them")
     _follow(sent, planned, waits=waits)
 
 
@@ -108,8 +109,8 @@ def _follow(wanted: Plain, config: DeploymentConfig, *, waits: bool) -> None:
     flipped = [row["replica"] for rows in pools.values() for row in rows if row["is_flipped"]]
     in_other_role = f" ({', '.join(flipped)} in the other role)" if flipped else ""
     typer.echo(
-        f"{wanted['name']} serves {config.model_name} with {config.prefill.num_engines} prefill "
-        f"and {config.decode.num_engines} decode replicas{in_other_role}: HTTP on port {port}, "
+        f"{wanted['name']} serves {config.model_name} with "
+        f"{counts_by_role(config.wanted_replicas)}{in_other_role}: HTTP on port {port}, "
         f"gRPC on {grpc_port} of its gateways' nodes{operators}"
     )
 

@@ -12,6 +12,7 @@ import msgspec
 import torch
 from rich.console import Console
 
+from baton.core.wording import count_of
 from baton.engine.speculation.speculation import Speculation
 from baton.platform.cli.terminal.output_files import check_plots, check_writable
 from baton.platform.config.deployment import DeploymentConfig
@@ -106,7 +107,8 @@ def _title(config: DeploymentConfig, loaded: LoadedEngine) -> str:
     return (
         f"{about['name']}: {about['architecture']}, {about['dtype']}{_narrower(config)}, "
         f"{about['weight_bytes'] / 1e9:.2f} GB of weights a pass, KV of {about['kv_dtype']}, "
-        f"{loaded.device}, {torch.get_num_threads()} threads; ready in {loaded.ready_s:.1f} s"
+        f"{loaded.device}, {count_of(torch.get_num_threads(), 'thread')}; "
+        f"ready in {loaded.ready_s:.1f} s"
     )
 
 

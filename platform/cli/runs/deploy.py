@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from baton.core.errors import InvalidConfig, Unavailable
-from baton.core.replicas import Membership
+from baton.core.replicas import Membership, counts_by_role
+from baton.core.wording import count_of
 from baton.gateway.requests.readiness import missing
-from baton.platform.cli.terminal.replica_news import ReplicaNews
+from baton.platform.cli.terminal.replica_news import News, ReplicaNews
 from baton.platform.cli.terminal.start_report import StartReport
 from baton.platform.config.deployment import DeploymentConfig
 
@@ -38,6 +39,8 @@ LOOK_S = 0.1
 GONE_LOOKS = 3
 """Looks in a row without the application: a Serve controller that is being replaced may list none
 for a moment."""
+SERVE_TIMEOUT_S = 5.0
+"""Within which Serve's controller must say whether it has the application."""
 STATUS_PERIOD_S = 1.0
 """Seconds between questions whether Serve has given up."""
 
@@ -115,8 +118,8 @@ def come_up(
 
 
 class Watch:
-    """Says which replicas went and came since the last look, as the registry has it, and whether
-    anything serves at all."""
+    """Says which replicas went, came and flipped since the last look, as the registry has it, and
+    whether anything serves at all."""
 
     def __init__(self, config: DeploymentConfig) -> None:
         from ray import serve
@@ -129,17 +132,18 @@ class Watch:
         self._news = ReplicaNews(config.wanted_replicas)
         self._num_missed = 0
         """Looks in a row in which neither the registry nor Serve knew of the application."""
+        self._is_serve_silent = False
 
     def look(self) -> None:
         """Raises Unavailable where the application is no more."""
-        for line in self._lines():
-            log.warning("%s", line)
+        for one in self._since_last_look():
+            log.log(one.level, "%s", one.text)
 
-    def _lines(self) -> list[str]:
+    def _since_last_look(self) -> list[News]:
         try:
             if self._known.has_come(LOOK_S):
                 self._num_missed = 0
-                return self._news.lines(self._known.take())
+                return self._news.since_last_time(self._known.take())
         except Exception as error:  # of Ray, whose head may be away: no reason to end what serves
             log.debug("the registry could not be asked: %s", error)
         self._num_missed = self._num_missed + 1 if self._is_missing() else 0
@@ -151,13 +155,22 @@ class Watch:
         return []
 
     def _is_missing(self) -> bool:
-        from ray import serve
+        from baton.platform.cluster.applications.applications import served
 
+        was_silent, self._is_serve_silent = self._is_serve_silent, False
         try:
-            return self._name not in serve.status().applications
+            return self._name not in served(SERVE_TIMEOUT_S)
+        except TimeoutError:
+            self._is_serve_silent = True
+            if not was_silent:
+                log.warning(
+                    "neither the registry nor Serve's controller answers; the latter was given "
+                    "%g s. What runs goes on, and both are asked again",
+                    SERVE_TIMEOUT_S,
+                )
         except Exception as error:
             log.debug("Serve could not be asked: %s", error)
-            return False
+        return False
 
 
 def wait_for(ask: Callable[[], Any], look: Callable[[], None]) -> Any:
@@ -211,8 +224,8 @@ class _Answer:
 
 
 def _counted(config: DeploymentConfig) -> str:
-    counts = [f"{number} {role}" for role, number in config.wanted_replicas.items()]
-    return f"{' and '.join(counts)} replicas, {config.gateway.replicas} gateway"
+    replicas = counts_by_role(config.wanted_replicas)
+    return f"{replicas}, {count_of(config.gateway.replicas, 'gateway')}"
 
 
 def _raise_if_given_up(name: str) -> None:

@@ -22,6 +22,7 @@ from rich.table import Table
 from baton.core.errors import BatonError
 from baton.core.messages import Receipt
 from baton.core.sampling import Grammar
+from baton.core.wording import count_of
 from baton.gateway.access.api_keys import ANYBODY
 from baton.gateway.requests.completion_request import CompletionRequest, Prompt
 from baton.gateway.requests.gateway import Gateway
@@ -149,6 +150,6 @@ def _print_stats(receipts: Sequence[Receipt], seconds: float) -> None:
     console = Console(stderr=True, highlight=False)
     console.print(table)
     console.print(
-        f"{num_output} tokens in {seconds:.2f} s: {num_output / seconds:.1f} tokens/s, "
-        f"{len(receipts)} prompts"
+        f"{count_of(num_output, 'token')} in {seconds:.2f} s: {num_output / seconds:.1f} tokens/s, "
+        f"{count_of(len(receipts), 'prompt')}"
     )

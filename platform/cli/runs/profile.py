@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 
 from baton.core.errors import InvalidConfig
+from baton.core.wording import count_of
 from baton.engine.speculation.draft_tally import DraftCounts
 from baton.platform.cli.terminal.output_files import check_writable
 from baton.platform.config.deployment import DeploymentConfig
@@ -60,8 +61,9 @@ def run(config: DeploymentConfig, folder: Path, job: Job) -> None:
         steps = _run_requests(loaded, watch, job, job.output_tokens, "measured")
     console = Console(highlight=False)
     title = (
-        f"{config.model_name}, {loaded.loaded.info.dtype}: {job.num_requests} requests of "
-        f"{job.prompt_tokens} tokens, {job.output_tokens} more each"
+        f"{config.model_name}, {loaded.loaded.info.dtype}: "
+        f"{count_of(job.num_requests, 'request')} of {count_of(job.prompt_tokens, 'token')}, "
+        f"{job.output_tokens} more each"
     )
     console.print(step_table(steps, title))
     if speculation is not None and before is not None:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.core.errors import InvalidConfig
+from baton.core.wording import count_of
 from baton.platform.cli.terminal.output_files import check_writable
 from baton.platform.simulator.replay import Replayed, replay
 from baton.platform.traces.capture import Capture, read_capture
@@ -40,9 +41,9 @@ def run(file: Path, policies: Sequence[str], slo_ttft_s: float, json_file: Path 
 def _show(console: Console, capture: Capture, found: Sequence[Replayed]) -> None:
     first = found[0]
     console.print(
-        f"{capture.trace.name}: {len(first.requests):,} requests on {len(capture.head.replicas)} "
-        f"replicas, under {first.captured_policy}; in time: first token within "
-        f"{first.slo_ttft_s:g} s"
+        f"{capture.trace.name}: {count_of(len(first.requests), 'request', form=',')} on "
+        f"{count_of(len(capture.head.replicas), 'replica')}, under {first.captured_policy}; in "
+        f"time: first token within {first.slo_ttft_s:g} s"
     )
     if first.num_left_out:
         console.print(

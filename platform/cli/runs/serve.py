@@ -24,6 +24,7 @@ from rich.console import Console
 
 from baton.core.cores import usable_cores
 from baton.core.errors import BatonError
+from baton.core.replicas import counts_by_role
 from baton.gateway.text.model_files import ModelFiles
 from baton.platform.cli.runs.deploy import Ports, Watch, deploy
 from baton.platform.cli.runs.out_of_memory import OutOfMemory
@@ -222,8 +223,8 @@ def _announce(config: DeploymentConfig, folder: Path, ports: Ports, seconds: flo
         log.info("ready after %.1f s", seconds, extra=addresses)
     else:
         console.print(
-            f"[bold]Baton serves {name}[/bold] with {config.prefill.num_engines} prefill and "
-            f"{config.decode.num_engines} decode replicas, after {seconds:.1f} s\n"
+            f"[bold]Baton serves {name}[/bold] with "
+            f"{counts_by_role(config.wanted_replicas)}, after {seconds:.1f} s\n"
             f"  OpenAI API   {url}/v1   its endpoints: {url}/docs\n"
             f"  gRPC         {host}:{grpc_port}  (baton.v1.Inference)\n"
             f"  pages        {url}/docs{console_path}\n"

@@ -73,18 +73,25 @@ def play_pool(job: Job, console: Console) -> Played:
         num_seeds=job.num_seeds,
         setup=job.setup,
     )
-    rows = all_rows(experiment.cases(), job.num_jobs, play)
+    rows = all_rows(experiment.cases(), job, play)
     show(console, experiment, rows)
     return rows, tree(experiment, rows)
 
 
-def all_rows(cases: Sequence[C], num_jobs: int, play_one: Callable[[C], Row]) -> list[Row]:
+def all_rows(cases: Sequence[C], job: Job, play_one: Callable[[C], Row]) -> list[Row]:
+    """Play all cases, and say how far it has come whenever all seeds of a policy are played."""
+    rows: list[Row] = []
     with counting_bar("simulating", len(cases)) as advance:
-        rows = []
-        for row in play_all(cases, num_jobs, play_one):
+        for row in play_all(cases, job.num_jobs, play_one):
             rows.append(row)
-            advance()
+            is_last_seed = len(rows) % job.num_seeds == 0
+            advance(f"{_described(row)} ({len(rows)} of {len(cases)} runs)" if is_last_seed else "")
     return rows
+
+
+def _described(row: Row) -> str:
+    load = "" if row.load is None else f" at load {row.load:g}"
+    return f"{row.trace}{load}, {row.policy}"
 
 
 def policies_of(names: Sequence[str]) -> tuple[str, ...]:

@@ -81,7 +81,7 @@ def _play(fleet: FleetOptions, job: Job, console: Console) -> Played:
             tenants=fleet.tenants,
         ),
     )
-    rows = all_rows(experiment.cases(), job.num_jobs, play_fleet)
+    rows = all_rows(experiment.cases(), job, play_fleet)
     show_fleet(console, experiment, rows)
     return rows, fleet_tree(experiment, rows)
 

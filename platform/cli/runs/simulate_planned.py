@@ -16,10 +16,15 @@ from rich.table import Table
 from baton.core.errors import InvalidConfig
 from baton.platform.cli.runs.simulate import Job, Played, policies_of, read, run
 from baton.platform.cli.runs.simulate_fleet import FleetOptions
+from baton.platform.cli.terminal.progress import counting_bar
 from baton.platform.planner.config import PlannerConfig
 from baton.platform.planner.plan import Decision
 from baton.platform.simulator.fleet.experiment import at_load
-from baton.platform.simulator.fleet.planned import PlannedFigures, play_planned
+from baton.platform.simulator.fleet.planned import (
+    NUM_PLAYED,
+    PlannedFigures,
+    play_planned,
+)
 from baton.platform.simulator.fleet.setup import FleetSetup
 from baton.router.defaults import DEFAULT_POLICY
 
@@ -68,8 +73,13 @@ def _play(options: PlannedOptions, job: Job, console: Console) -> Played:
         for load in job.loads or (None,):
             played = trace if load is None else at_load(trace, load, setup)
             for seed in range(job.num_seeds):
-                found = play_planned(played, setup, policies[0], seed)
-                _show(console, f"{trace.name}, seed {seed}", found)
+                title = f"{trace.name}, seed {seed}"
+                found = []
+                with counting_bar("simulating", NUM_PLAYED) as advance:
+                    for one in play_planned(played, setup, policies[0], seed):
+                        found.append(one)
+                        advance(f"{title}, {one.name}")
+                _show(console, title, found)
                 rows += [_row(trace.name, seed, one) for one in found]
     tree = msgspec.to_builtins({"rules": options.rules, "rows": rows})
     return [], tree

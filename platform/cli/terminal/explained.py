@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from baton.core.wording import count_of
+
 CHOSEN = "*"
 EXACT_BELOW = 100.0
 SHOWN_ANYWAY = ("wait_s", "work_s")
@@ -26,17 +28,18 @@ def show(console: Console, request: Mapping[str, Any]) -> None:
 def _show(console: Console, decision: Mapping[str, Any]) -> None:
     console.print(
         f"attempt {decision['attempt']}, policy {decision['policy']}: "
-        f"{decision['prompt_tokens']} tokens, of which {decision['computed_tokens']} are computed "
-        f"by {escape(decision['prefill_replica'])}, decoded by "
-        f"{escape(decision['decode_replica'])}; waited {_ms(decision['waited_s'])} ms for its "
-        f"place, {_ms(decision['in_line_s'])} of them in line"
+        f"{count_of(decision['prompt_tokens'], 'token')}, "
+        f"{decision['computed_tokens']} computed by {escape(decision['prefill_replica'])}, "
+        f"decoded by {escape(decision['decode_replica'])}; waited "
+        f"{_ms(decision['waited_s'])} ms for its place, "
+        f"{_ms(decision['in_line_s'])} of them in line"
     )
     console.print(f"because: {escape(decision['reason'])}")
     console.print(_predictions(decision["candidates"]))
     if (terms := _terms(decision["candidates"])) is not None:
         console.print(terms)
     if (num_more := decision["num_candidates"] - len(decision["candidates"])) > 0:
-        console.print(f"and {num_more} more that cost no less")
+        console.print(f"and {num_more} more, none of which costs less")
     if decision["decode_candidates"]:
         console.print(_decoders(decision["decode_candidates"]))
     console.print(
@@ -125,7 +128,7 @@ def _outcome(decision: Mapping[str, Any]) -> str:
         told += f"; objective {name}, {', '.join(allowed)} ms: {missed}"
     if came["itl_s"] is not None:
         told += f"\nfrom token to token: predicted {_ms(decision['predicted_itl_s'])} ms, "
-        told += f"took {_ms(came['itl_s'])} over {came['output_tokens']} tokens"
+        told += f"took {_ms(came['itl_s'])} over {count_of(came['output_tokens'], 'token')}"
     return told
 
 

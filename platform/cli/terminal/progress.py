@@ -1,6 +1,6 @@
-"""Progress bars on standard error: downloads, weights, starting replicas.
+"""Progress on standard error: downloads, weights, starting replicas, simulations.
 
-Nothing is drawn if standard error is no terminal.
+Bars are drawn only on a terminal.
 """
 
 from __future__ import annotations
@@ -58,8 +58,10 @@ def weights_bar(name: str) -> Iterator[Callable[[int, int], None]]:
 
 
 @contextmanager
-def counting_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """Yields a function to call for each of `total` that is done."""
+def counting_bar(what: str, total: int) -> Iterator[Callable[[str], None]]:
+    """Yields a function to call for each of `total` that is done. A text given to it is printed as
+    a line if standard error is no terminal.
+    """
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     )  # fmt: skip
@@ -68,7 +70,13 @@ def counting_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bars:
         task = bars.add_task(what, total=total)
-        yield lambda: bars.advance(task)
+
+        def advance(milestone: str) -> None:
+            bars.advance(task)
+            if milestone and not console.is_terminal:
+                console.out(f"{what}: {milestone}", highlight=False)
+
+        yield advance
 
 
 class StartBars:

@@ -76,12 +76,15 @@ def start_serve(*, is_own_cluster: bool = False) -> None:
         start()
 
 
-def served() -> dict[str, Plain]:
-    """Serve's status of its applications, by name; empty where Serve does not run."""
+def served(timeout_s: float | None = None) -> dict[str, Plain]:
+    """Serve's status of its applications, by name; empty where Serve does not run. Raises
+    TimeoutError if its controller has not answered within `timeout_s`.
+    """
     client = _get_global_client(raise_if_no_controller_running=False)
     if client is None:
         return {}
-    found: dict[str, Plain] = client.get_serve_details()["applications"]
+    asked = client._controller.get_serve_instance_details.remote()
+    found: dict[str, Plain] = ray.get(asked, timeout=timeout_s)["applications"]
     return found
 
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import DeadlineExceeded, Unavailable
+from baton.core.wording import count_of
 
 if TYPE_CHECKING:
     from ray._raylet import GcsClient  # type: ignore[attr-defined]
@@ -85,9 +86,9 @@ def wait_until_empty(
             num_actors = node.num_actors()
             if not num_actors:
                 break
-            left = f"{num_actors} processes are still on this node"
+            left = f"still on this node: {count_of(num_actors, 'process', 'processes')}"
             if num_actors != num_told:
-                say(f"{num_actors} processes have yet to leave this node")
+                say(f"{count_of(num_actors, 'process', 'processes')} still to leave this node")
                 num_told = num_actors
         except NoAnswer as error:
             left = f"it is not known what is on this node ({error})"
@@ -126,14 +127,14 @@ def wait_for_others(
             if clock() - answered >= ANSWERED_WITHIN_S:
                 raise
         if num_leaving and num_leaving != num_told:
-            say(f"{num_leaving} nodes have yet to leave this cluster")
+            say(f"{count_of(num_leaving, 'node')} still to leave this cluster")
             num_told = num_leaving
         if is_known and not num_leaving and clock() - began >= min(TOLD_WITHIN_S, seconds):
             break
         if clock() - began >= seconds:
             raise DeadlineExceeded(
-                f"{num_leaving} nodes have not left after {seconds:.0f} s; the head shuts down "
-                "before them"
+                f"{count_of(num_leaving, 'node')} still here after {seconds:.0f} s; the head shuts "
+                "down before them"
             )
         sleep(POLL_S)
     say("no node is leaving")

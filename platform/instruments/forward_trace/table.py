@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from baton.core.wording import count_of
 from baton.platform.instruments.forward_trace.trace import (
     ForwardTrace,
     Guess,
@@ -31,8 +32,8 @@ MIN_WIDTH = 13
 def show(console: Console, trace: ForwardTrace, *, every_layer: bool) -> None:
     """Show a trace, with the stages of equal layers only once unless `every_layer`."""
     about = (
-        f"{trace.model}: {trace.architecture}, {len(trace.layers)} layers, {trace.dtype} on "
-        f"{trace.device}; {len(trace.tokens)} tokens"
+        f"{trace.model}: {trace.architecture}, {count_of(len(trace.layers), 'layer')}, "
+        f"{trace.dtype} on {trace.device}; {count_of(len(trace.tokens), 'token')}"
     )
     console.print(Text(about))
     console.print(_tokens(trace.tokens))

@@ -10,7 +10,7 @@ was turned away is not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -42,11 +42,18 @@ class PlannedFigures:
     decisions: Sequence[Decision] = ()
 
 
-def play_planned(trace: Trace, setup: FleetSetup, policy: str, seed: int) -> list[PlannedFigures]:
-    """`setup` has rules, and the pools to begin with."""
+NUM_PLAYED = 3
+
+
+def play_planned(
+    trace: Trace, setup: FleetSetup, policy: str, seed: int
+) -> Iterator[PlannedFigures]:
+    """Yields the planned pools, those of equal cost and those of twice the cost. `setup` has rules,
+    and the pools to begin with.
+    """
     assert setup.rules is not None
     planned = _played("planned", trace, setup, policy, seed)
-    found = [planned]
+    yield planned
     for name, times in (("equal cost", 1), ("twice the cost", 2)):
         fixed = replace(
             setup,
@@ -54,8 +61,7 @@ def play_planned(trace: Trace, setup: FleetSetup, policy: str, seed: int) -> lis
             num_decode=_at_least_one(times * planned.decode),
             rules=None,
         )
-        found.append(_played(name, trace, fixed, policy, seed, rules=setup.rules))
-    return found
+        yield _played(name, trace, fixed, policy, seed, rules=setup.rules)
 
 
 def _at_least_one(number: float) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
+from baton.core.wording import count_of
 from baton.platform.simulator.experiment import Row
 from baton.platform.simulator.fleet.experiment import FleetExperiment
 from baton.platform.simulator.fleet.figures import FleetFigures
@@ -35,9 +36,10 @@ def show_fleet(console: Console, experiment: FleetExperiment, rows: Sequence[Row
     makes = f"{setup.num_prefill} prefill and " if setup.num_prefill else ""
     without = f", without {', '.join(sorted(setup.without))}" if setup.without else ""
     console.print(
-        f"{makes}{setup.num_decode} decode replicas, {setup.num_gateways} gateways{without}; mean "
-        f"of {experiment.num_seeds} seeds; median and p99, goodput within {setup.slo_ttft_s:g} s; "
-        f"{BEST} best in its column"
+        f"{makes}{count_of(setup.num_decode, 'decode replica')}, "
+        f"{count_of(setup.num_gateways, 'gateway')}{without}; mean of "
+        f"{count_of(experiment.num_seeds, 'seed')}; median and p99, goodput within "
+        f"{setup.slo_ttft_s:g} s; {BEST} best in its column"
     )
     for one in setup.slo_classes:
         console.print(goodput_of(one.slo, rows))

@@ -28,7 +28,7 @@ def test_what_is_not_finite_is_found_wherever_it_is(
     )
     kind = getattr(torch, dtype)
     cache = KvCache(layout, NUM_BLOCKS, dtype=kind)
-    monkeypatch.setattr(block_bytes, "_LOOKED_AT_BYTES", 2 * layout.layer_block_bytes)
+    monkeypatch.setattr(block_bytes, "_CHECKED_BYTES", 2 * layout.layer_block_bytes)
     most = torch.finfo(kind).max
     for plane in cache.planes:
         plane.fill_(most)

@@ -223,7 +223,7 @@ def test_missing_or_lying_shards_are_named(tmp_path: Path) -> None:
     stray = next(tensor for tensor, file in weight_map.items() if file == first)
 
     edit_json(index, weight_map={**weight_map, stray: last})
-    assert f"promises tensors that its files lack: {stray}" in complaint(folder)
+    assert f"lists tensors that are not in its files: {stray}" in complaint(folder)
 
     edit_json(index, weight_map={**weight_map, stray: "../elsewhere.safetensors"})
     assert "outside its folder" in complaint(folder)

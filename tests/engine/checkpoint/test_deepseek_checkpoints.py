@@ -86,7 +86,7 @@ def test_layers_behind_the_last_are_left_alone_but_no_others(
 
     with caplog.at_level(logging.INFO):
         assert torch.equal(logits_in_chunks(make_runner(folder), prompt, 7), expected)
-    assert "layers behind the last" in caplog.text
+    assert "MTP layers" in caplog.text
 
     tensors["model.layers.2.eh_proj.weight"] = torch.ones(32, 64)
     save_file(tensors, path, metadata={"format": "pt"})

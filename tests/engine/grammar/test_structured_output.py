@@ -273,7 +273,7 @@ def test_the_end_is_allowed_where_a_sentence_may_end_and_nothing_behind_it() -> 
     assert allowed(matcher, here.vocab_size) == {here.eos}
     matcher.accept([here.eos])
     assert allowed(matcher, here.vocab_size) == {here.eos}
-    with pytest.raises(InvalidRequest, match="behind the end"):
+    with pytest.raises(InvalidRequest, match="after the end"):
         matcher.accept([a])
 
 

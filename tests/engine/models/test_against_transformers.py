@@ -415,5 +415,5 @@ def test_a_cache_of_another_model_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match="another model"):
         ModelRunner(one, KvCache(other.info.layout(BLOCK_SIZE), 4))
-    with pytest.raises(ValueError, match="a cache for bfloat16, and a model of float32"):
+    with pytest.raises(ValueError, match="for a model in bfloat16, but this model is in float32"):
         ModelRunner(one, KvCache(one.info.layout(BLOCK_SIZE, "int8"), 4, dtype="bfloat16"))

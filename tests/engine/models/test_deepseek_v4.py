@@ -280,8 +280,8 @@ def test_tables_of_experts_are_whole_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mesh", "reason"),
     [
-        (Mesh(pipeline=2), "pipeline parallel 2: the residual of this model is several streams"),
-        (Mesh(tensor=3), "tensor parallel 3: `intermediate_size` 20 is no multiple"),
+        (Mesh(pipeline=2), "pipeline parallel 2: this model has several residual streams"),
+        (Mesh(tensor=3), "tensor parallel 3 must divide `intermediate_size`, which is 20"),
     ],
 )
 def test_what_cannot_be_split_is_refused_with_the_reason(

@@ -135,17 +135,21 @@ def test_a_token_costs_one_latent_whatever_the_heads(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(library() is None, reason="no compiled operators here")
-def test_the_memory_of_weights_is_told_from_shapes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_deterministic", [False, True])
+def test_the_memory_of_weights_is_told_from_shapes(tmp_path: Path, is_deterministic: bool) -> None:
     widths = {"kv_lora_rank": 64, "qk_nope_head_dim": 32, "v_head_dim": 64}  # whole panels
-    heads = load_model(make_deepseek_v3(tmp_path, **widths)).model.get_submodule(
-        "blocks.0.attn.kv_b"
-    )
+    loaded = load_model(make_deepseek_v3(tmp_path, **widths), deterministic=is_deterministic)
+    heads = loaded.model.get_submodule("blocks.0.attn.kv_b")
 
     assert isinstance(heads, LatentHeads)
     kept = heads.weight
     assert isinstance(kept, LatentWeights)
-    parts = (kept.absorb, kept.keys, kept.values)
-    assert prepared_bytes(LatentHeads(heads.shape), "float32") == sum(p.nbytes for p in parts)
+    assert (kept.keys is None) == is_deterministic  # only the expanded form reads them
+    num_bytes = sum(
+        part.nbytes for part in (kept.absorb, kept.keys, kept.values) if part is not None
+    )
+    planned = LatentHeads(heads.shape)
+    assert prepared_bytes(planned, "float32", is_deterministic=is_deterministic) == num_bytes
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8", "int4"])

@@ -131,7 +131,7 @@ def test_the_model_itself_does_not_change(tmp_path: Path) -> None:
 
 def test_a_checkpoint_without_one_is_refused(tmp_path: Path) -> None:
     for folder in (make_llama(tmp_path / "llama"), make_deepseek_v3(tmp_path / "v3")):
-        with pytest.raises(CheckpointError, match="no head that predicts"):
+        with pytest.raises(CheckpointError, match="no MTP head, which predicts"):
             load_mtp_head(folder, load_model(folder), device="cpu")
 
 

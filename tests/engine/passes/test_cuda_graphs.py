@@ -250,7 +250,7 @@ def test_a_graph_of_any_size_that_is_wrong_for_a_long_context_is_found_out(
 
     found = disagreement(graphs)
 
-    reason = f"the graph of {size} requests of 1 tokens gave something else than the model"
+    reason = f"the graph of {size} requests of 1 tokens gave other results than the model"
     assert found == reason
 
 

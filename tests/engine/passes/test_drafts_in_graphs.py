@@ -165,7 +165,7 @@ def test_graphs_of_drafts_are_compared_with_the_model(
 
     found = disagreement(graphs)
 
-    assert found == "the graph of 6 requests of 4 tokens gave something else than the model"
+    assert found == "the graph of 6 requests of 4 tokens gave other results than the model"
 
 
 def test_an_engine_that_drafts_gives_the_same_with_graphs(

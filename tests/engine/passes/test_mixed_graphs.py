@@ -187,7 +187,7 @@ def test_graphs_of_passes_with_prompts_are_compared_with_the_model(
         hidden[2] = 0.0  # the first two are the prompt's
 
     monkeypatch.setattr(graph, "replay", forget_who_decodes)
-    reason = f"the graph of {size} tokens gave something else than the model"
+    reason = f"the graph of {size} tokens gave other results than the model"
     assert mixed_disagreement(graphs) == reason
 
 

@@ -182,15 +182,15 @@ def test_blocks_that_are_open_are_not_shared(tmp_path: Path) -> None:
     one_of_two = replace(alone, groups=replace(ONE_RANK, mesh=Mesh(context=2)))
     int4 = replace(CONFIG, cache=replace(CONFIG.cache, kv_dtype="int4"))
 
-    with pytest.raises(InvalidConfig, match="blocks that are open; take int8"):
+    with pytest.raises(InvalidConfig, match="blocks that are partly filled; set int8"):
         plan_cache(one_of_two, int4, "cpu")
 
 
 @pytest.mark.parametrize(
     ("mesh", "reason"),
     [
-        (Mesh(context=2, pipeline=2), "cut a prompt into micro-batches already"),
-        (Mesh(context=2, expert=2), "spread them over the 1 tensor ranks, or cut each"),
+        (Mesh(context=2, pipeline=2), "split a prompt into micro-batches already"),
+        (Mesh(context=2, expert=2), "set parallel.expert to 1 or to 1, the number of tensor ranks"),
     ],
 )
 def test_what_does_not_go_with_shared_prompts_is_refused_with_the_reason(

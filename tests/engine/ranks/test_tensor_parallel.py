@@ -88,7 +88,7 @@ def test_ranks_that_loaded_another_model_are_refused(ranks: RankProcesses, tmp_p
 def test_what_cannot_be_split_is_refused_with_the_reason(tmp_path: Path) -> None:
     config = read_config(FAMILIES["llama"](tmp_path))
 
-    with pytest.raises(InvalidConfig, match="`num_attention_heads` 4 is no multiple"):
+    with pytest.raises(InvalidConfig, match="must divide `num_attention_heads`, which is 4"):
         share_of(config, Mesh(tensor=8))
-    with pytest.raises(InvalidConfig, match="2 KV heads are neither spread evenly"):
+    with pytest.raises(InvalidConfig, match="2 KV heads; the number of ranks must divide it"):
         share_of(config, Mesh(tensor=3))

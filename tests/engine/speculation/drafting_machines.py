@@ -58,8 +58,8 @@ class Machine:
         if self.budget.begins(num):
             self.budget.begins_trial()
             depth = self.budget.depth(num, num, hoped if self.draft_s else None)
-            hopes = [hoped ** (at + 1) for at in range(depth) for _ in range(num)]
-            num_drafted = self.budget.num_rows(num, hopes) if hopes else 0
+            probabilities = [hoped ** (at + 1) for at in range(depth) for _ in range(num)]
+            num_drafted = self.budget.num_rows(num, probabilities) if probabilities else 0
             for row in range(num):
                 length = len(range(row, num_drafted, num))
                 right = 0

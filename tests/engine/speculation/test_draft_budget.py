@@ -241,9 +241,9 @@ def test_of_all_drafts_as_many_rows_are_taken_as_pay() -> None:
     """Half of the rows are hopeless: only the others are run."""
     machine = Machine(8, lambda requests, drafted: 10e-3 + 0.5e-3 * drafted, 0.9)
     machine.run(500)
-    hopes = [0.9] * 8 + [0.05] * 8
+    probabilities = [0.9] * 8 + [0.05] * 8
 
-    assert machine.budget.num_rows(8, hopes) == 8
+    assert machine.budget.num_rows(8, probabilities) == 8
 
 
 def test_a_draft_ends_where_the_next_row_needs_a_tile_of_its_own() -> None:

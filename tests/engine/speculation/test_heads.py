@@ -308,9 +308,9 @@ def test_a_head_of_another_model_is_refused(tmp_path: Path) -> None:
     EagleReference(1, target, tmp_path / "head")
     other = make_llama(tmp_path / "other", hidden_size=64)
 
-    with pytest.raises(CheckpointError, match="head for a model of width 32"):
+    with pytest.raises(CheckpointError, match="head is for a model of width 32"):
         make_engine(other, "eagle", tmp_path / "head")
-    with pytest.raises(BatonError, match="no head that predicts"):
+    with pytest.raises(BatonError, match="no MTP head, which predicts"):
         make_engine(other, "mtp")
     with pytest.raises(CheckpointError, match=r"mask_hidden.*method to eagle"):
         make_engine(target, "p-eagle", tmp_path / "head")

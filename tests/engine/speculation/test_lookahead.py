@@ -14,7 +14,7 @@ from baton.engine.engine import Engine
 from baton.engine.request.request import Request
 from baton.engine.speculation.assemble import speculation_of
 from baton.engine.speculation.draft_budget import FixedBudget
-from baton.engine.speculation.lookahead import STRETCH, LookaheadDrafter
+from baton.engine.speculation.lookahead import MAX_POOLED, LookaheadDrafter
 from baton.engine.speculation.ngram_pool import MAX_NGRAMS, MAX_OF_TOKEN, NgramPool
 from baton.engine.speculation.speculation import Speculation
 
@@ -101,7 +101,7 @@ def test_a_pool_keeps_the_youngest_of_each_token_and_so_many_in_all() -> None:
 
 def test_texts_are_pooled_a_stretch_a_step_and_of_long_ones_the_end() -> None:
     drafter = LookaheadDrafter()
-    prompt = [7, 8, 9, 10, *range(100, 100 + STRETCH), 7]
+    prompt = [7, 8, 9, 10, *range(100, 100 + MAX_POOLED), 7]
     requests = [make_request(name, prompt) for name in "ab"]
 
     drafts = [drafter.propose(requests, 3) for _ in range(4)]

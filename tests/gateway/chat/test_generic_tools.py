@@ -94,7 +94,7 @@ async def test_a_schema_of_which_no_grammar_can_be_made_is_left_to_the_model_unl
         refused = await gateway.chat(messages=USER, tools=[strict])
 
     assert trusted.status_code == 200 and refused.status_code == 400
-    assert refused.json()["error"]["param"] == "tools"
+    assert refused.json()["error"]["param"] == "tools[0].function.parameters"
 
 
 async def grammar_of(template: str, **fields: Any) -> Any:

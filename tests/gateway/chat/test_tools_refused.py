@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.gateway.chat_models import (
+    HERMES,
     PARIS,
     PLAIN,
     USER,
@@ -53,6 +54,45 @@ WRONG: dict[str, dict[str, Any]] = {
     "response_format.json_schema.schema": {"response_format": {"type": "json_schema"}},
     "continue_final_message": {"continue_final_message": True, "add_generation_prompt": True},
 }
+
+
+def function_tool(name: str, *, strict: bool | None = None, **schema: Any) -> dict[str, Any]:
+    function = {"name": name, "strict": strict, "parameters": {"type": "object", **schema}}
+    return {"type": "function", "function": function}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    return {"items": nested(depth - 1)} if depth else {}
+
+
+IMPOSSIBLE: dict[str, Any] = {"properties": {"x": {"type": "string", "pattern": "(?=a)b"}}}
+ALLOW_THE_LAST = {
+    "type": "allowed_tools",
+    "mode": "required",
+    "tools": [{"type": "function", "function": {"name": "bad"}}],
+}
+BAD_SCHEMAS: dict[str, dict[str, Any]] = {
+    "any call is required": {"tool_choice": "required"},
+    "it alone is allowed": {"tool_choice": ALLOW_THE_LAST},
+    "it is strict": {"tools": [WEATHER, function_tool("bad", strict=True, **IMPOSSIBLE)]},
+    "an answer would have a format": {"response_format": {"type": "json_object"}},
+    "it is nested too deeply": {
+        "tools": [WEATHER, function_tool("bad", **nested(400))],
+        "tool_choice": "required",
+    },
+}
+
+
+@pytest.mark.parametrize("how", BAD_SCHEMAS)
+async def test_the_tool_whose_schema_cannot_be_followed_is_named(how: str) -> None:
+    body = {"tools": [WEATHER, function_tool("bad", **IMPOSSIBLE)], **BAD_SCHEMAS[how]}
+    async with serving(dispatcher=dispatcher(said("x")), model=chat_model(HERMES)) as gateway:
+        response = await gateway.chat(messages=USER, **body)
+
+    assert response.status_code == 400
+    error = error_of(response)
+    assert error["param"] == "tools[1].function.parameters"
+    assert error["message"].startswith("tools[1].function.parameters")
 
 
 @pytest.mark.parametrize("field", WRONG)

@@ -355,6 +355,22 @@ async def test_a_stream_that_its_client_ended_is_found_nowhere(is_ended_elsewher
         assert num_sampled(fleet) < NUM_TOKENS
 
 
+async def test_a_complete_stream_that_its_client_ended_is_found_nowhere() -> None:
+    async with (
+        running_fleet(make_engine=engine_for_text) as fleet,
+        second_gateway(fleet) as other,
+        at(other) as elsewhere,
+        gateway_over(fleet) as server,
+        at(server) as client,
+    ):
+        whole = await first_events(client, COMPLETIONS, 1000)
+        ended = await client.delete(f"/v1/streams/{last_id(whole).partition(':')[0]}")
+        back = {"last-event-id": last_id(whole[:3])}
+        found = [await one.get("/v1/streams", headers=back) for one in (client, elsewhere)]
+
+        assert (ended.status_code, *(answer.status_code for answer in found)) == (204, 404, 404)
+
+
 @pytest.mark.parametrize("kind", [pytest.param("sync", marks=pytest.mark.wide), "async"])
 async def test_the_sdk_goes_on_at_whatever_gateway_answers(kind: str) -> None:
     options: dict[str, Any] = {"max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}

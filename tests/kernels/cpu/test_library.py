@@ -80,6 +80,30 @@ def test_other_sources_make_another_library(tmp_path: Path, one_source: Path) ->
     assert len(libraries(folder)) == 2
 
 
+def test_sources_that_change_during_a_build_are_those_of_another_library(
+    tmp_path: Path, one_source: Path
+) -> None:
+    assert COMPILER is not None
+    before, after = tmp_path / "before.cpp", tmp_path / "after.cpp"
+    before.write_text(one_source.read_text())
+    after.write_text('extern "C" int answer() { return 43; }')
+    script = tmp_path / "compiler"
+    script.write_text(
+        f'#!/bin/sh\ncase "$*" in *" -c "*) cp {after} {one_source};; esac\n'
+        f'exec {shlex.join(COMPILER)} "$@"\n'
+    )
+    script.chmod(0o755)
+    compiler = (str(script),)
+
+    made = build.build(tmp_path, build.NATIVE, compiler, silent)
+
+    assert one_source.read_text() == after.read_text()
+    assert answer(ctypes.CDLL(str(made))) == 42
+    assert made not in build.find(tmp_path, build.NATIVE, compiler)
+    one_source.write_text(before.read_text())
+    assert made in build.find(tmp_path, build.NATIVE, compiler)
+
+
 @pytest.mark.parametrize("kept", [0, 10, -1])
 def test_a_damaged_library_is_built_anew(
     kept: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -309,7 +333,7 @@ def test_whoever_builds_at_first_use_says_so_before(
 ) -> None:
     find_or_build(tmp_path / "cache", COMPILER)
 
-    assert "kernels for this CPU are compiled, once: 1 sources" in caplog.text
+    assert "kernels for this CPU are compiled, once: 1 source," in caplog.text
 
 
 def test_a_compiler_may_be_several_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,7 +361,7 @@ def test_what_does_not_compile_is_said(tmp_path: Path, one_source: Path) -> None
 
     with pytest.raises(subprocess.CalledProcessError) as failed:
         find_or_build(tmp_path / "cache", COMPILER)
-    assert "error" in failed.value.stderr
+    assert f"{one_source}:1:1: error" in failed.value.stderr
 
 
 def test_several_may_build_at_once(tmp_path: Path) -> None:

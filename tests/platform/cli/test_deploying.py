@@ -18,7 +18,14 @@ from tests.gateway.fleet.known_replicas import make_replica
 from baton.core.errors import InvalidConfig, Unavailable
 from baton.core.ids import Epoch, ReplicaId
 from baton.core.replicas import Membership, Role, StartingReplica
-from baton.platform.cli.runs.deploy import GONE_LOOKS, Watch, deploy, follow, wait_for
+from baton.platform.cli.runs.deploy import (
+    GONE_LOOKS,
+    SERVE_TIMEOUT_S,
+    Watch,
+    deploy,
+    follow,
+    wait_for,
+)
 from baton.platform.cli.terminal.progress import StartBars
 from baton.platform.cli.terminal.start_report import StartReport
 from baton.platform.cluster.applications import applications
@@ -127,22 +134,45 @@ def test_serving_ends_once_somebody_has_ended_the_application(
     registry = SimpleNamespace(
         membership=SimpleNamespace(remote=lambda: Response(lambda: outcomes.pop(0)()))
     )
-    applications = {"baton": "RUNNING"}
+    running: dict[str, str] = {"baton": "RUNNING"}
     monkeypatch.setattr(serve, "get_deployment_handle", lambda *_: registry)
-    monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=applications))
+    monkeypatch.setattr(applications, "served", lambda timeout_s: running)
     watch = Watch(DeploymentConfig())
 
     for _ in range(3):
         watch.look()
     assert "decode-1 is gone: 0 of 1 decode replicas serve" in caplog.text
 
-    applications.clear()
+    running.clear()
     for _ in range(GONE_LOOKS - 1):  # a controller that is being replaced may list none
         watch.look()
-    applications["baton"] = "RUNNING"
+    running["baton"] = "RUNNING"
     watch.look()
-    applications.clear()
+    running.clear()
     for _ in range(GONE_LOOKS - 1):
         watch.look()
     with pytest.raises(Unavailable, match="baton has been ended, by `baton undeploy`"):
         watch.look()
+
+
+def test_a_controller_that_does_not_answer_in_time_is_told_once_and_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    silent = SimpleNamespace(
+        membership=SimpleNamespace(remote=lambda: Response(raising(TimeoutError())))
+    )
+    limits: list[float] = []
+
+    def hang(timeout_s: float) -> None:
+        limits.append(timeout_s)
+        raise TimeoutError
+
+    monkeypatch.setattr(serve, "get_deployment_handle", lambda *_: silent)
+    monkeypatch.setattr(applications, "served", hang)
+    watch = Watch(DeploymentConfig())
+    for _ in range(GONE_LOOKS + 1):
+        watch.look()
+
+    assert limits == [SERVE_TIMEOUT_S] * (GONE_LOOKS + 1)
+    (told,) = caplog.messages
+    assert "was given 5 s" in told

@@ -60,7 +60,7 @@ def test_it_returns_when_nothing_is_left() -> None:
 
     assert status == 0
     assert lines == [
-        "decode-1: 2 requests have yet to leave",
+        "decode-1: 2 requests still to leave",
         "decode-1 is draining: nothing is left there",
     ]
     assert asked == [{"path": "/debug/drain", "replica": "decode-1", "force": False}] * 3
@@ -71,7 +71,7 @@ def test_without_waiting_it_returns_at_once() -> None:
         status, lines = drain(url, "--wait", "0", "--force")
 
     assert status == 0
-    assert lines == ["decode-1 is draining: 3 requests have yet to leave"]
+    assert lines == ["decode-1 is draining: 3 requests still to leave"]
     assert [one["force"] for one in asked] == [True]
 
 
@@ -101,7 +101,7 @@ def test_a_drain_that_takes_too_long_goes_on_without_being_watched() -> None:
         status, lines = drain(url, "--wait", "0.1")
 
     assert status == 1
-    assert "1 requests are still on decode-1 after 0.1 s" in lines[-1]
+    assert "decode-1 still has 1 request after 0.1 s" in lines[-1]
 
 
 def test_the_public_port_is_told_from_that_of_operators() -> None:

@@ -53,7 +53,7 @@ def test_it_returns_when_the_replica_takes_requests_in_its_new_role(
     status, lines = flip(monkeypatch, "prefill", pages)
 
     assert status == 0
-    assert lines[0] == "prefill-1: 2 requests have yet to leave"
+    assert lines[0] == "prefill-1: 2 requests still to leave"
     assert lines[1].startswith("prefill-1 serves as decode, after ")
 
 

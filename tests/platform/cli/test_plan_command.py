@@ -59,7 +59,7 @@ def test_all_layouts_that_a_model_takes_are_side_by_side_and_others_have_a_reaso
 
     assert list(of_tensor(found["layouts"])) == [1, 2, 4]
     refused = of_tensor(found["refused"])
-    assert "`num_attention_heads` 4 is no multiple of it" in refused.pop(8)["reason"]
+    assert "must divide `num_attention_heads`, which is 4" in refused.pop(8)["reason"]
     assert refused == {}
 
 
@@ -156,7 +156,7 @@ def test_a_layout_that_is_asked_for_and_cannot_be_is_an_error(folder: Path) -> N
     result = baton(folder, "--tensor-parallel", 3)
 
     assert result.exit_code == 2
-    assert "2 KV heads are neither spread evenly" in " ".join(result.output.split())
+    assert "2 KV heads; the number of ranks must divide it" in " ".join(result.output.split())
 
 
 def test_a_link_matrix_tells_where_each_rank_would_sit(folder: Path, tmp_path: Path) -> None:

@@ -43,8 +43,13 @@ def test_each_policy_and_seed_has_a_row_and_the_limit_stands_apart(
     plot = tmp_path / "out.png"
     arguments = (trace, "--policy", "all", "--load", 0.5, "--load", 1, "--seeds", 2)
 
-    found = simulated(tmp_path / "out.json", *arguments, "--plot", plot)
+    result = baton(*arguments, "--json", tmp_path / "out.json", "--plot", plot)
 
+    assert result.exit_code == 0, result.output
+    told = result.stderr.splitlines()
+    assert len(told) == 13 * 2
+    assert told[0] == "simulating: sessions.jsonl at load 0.5, limit (2 of 52 runs)"
+    found = json.loads((tmp_path / "out.json").read_text())
     rows = found["rows"]
     assert len(rows) == 12 * 2 * 2 and len(found["limits"]) == 2 * 2
     assert {(row["load"], row["seed"]) for row in rows} == {(0.5, 0), (0.5, 1), (1.0, 0), (1.0, 1)}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import logging
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -11,11 +13,11 @@ from tests.gateway.fleet.known_replicas import make_replica
 
 from baton.core.clock import ManualClock
 from baton.core.ids import Epoch, ReplicaId
-from baton.core.replicas import Membership, Role, StartingReplica
+from baton.core.replicas import Membership, ReplicaInfo, Role, StartingReplica
 from baton.gateway.requests.readiness import missing
 from baton.platform.cli.runs.deploy import cause_of
 from baton.platform.cli.terminal.progress import StartBars
-from baton.platform.cli.terminal.replica_news import SETTLED_S, ReplicaNews
+from baton.platform.cli.terminal.replica_news import ReplicaNews
 from baton.platform.cli.terminal.start_report import StartReport
 
 WANTED = {Role.DECODE: 1}
@@ -102,19 +104,41 @@ def test_once_the_registry_misses_nobody_it_is_the_gateway_that_is_waited_for() 
     assert lines[-1].endswith("still waiting after 16 s: decode 0/1: decode-1: no connection")
 
 
+def see(news: ReplicaNews, *known: ReplicaInfo | StartingReplica, age_s: float = 60) -> list[str]:
+    """What is said to be new where the registry knows these."""
+    membership = Membership(
+        incarnation=Epoch("r"),
+        version=1,
+        age_s=age_s,
+        replicas=tuple(one for one in known if isinstance(one, ReplicaInfo)),
+        starting=tuple(one for one in known if isinstance(one, StartingReplica)),
+    )
+    found = news.since_last_time(membership)
+    return [f"{logging.getLevelName(one.level)} {one.text}" for one in found]
+
+
 def test_a_replica_that_went_or_came_is_one_line_but_not_what_a_new_registry_has_yet_to_hear() -> (
     None
 ):
     news = ReplicaNews({Role.DECODE: 2})
+    a, b, c = map(make_replica, "abc")
 
-    def see(*names: str, age_s: float = SETTLED_S) -> list[str]:
-        infos = tuple(map(make_replica, names))
-        return news.lines(
-            Membership(incarnation=Epoch("r"), version=1, age_s=age_s, replicas=infos)
-        )
+    assert see(news, a, b) == []
+    assert see(news, a) == ["WARNING b is gone: 1 of 2 decode replicas serve"]
+    assert see(news, a, c) == ["WARNING c has come: 2 of 2 decode replicas serve"]
+    assert see(news, age_s=0.5) == []
+    assert see(news, a, c) == []
 
-    assert see("a", "b") == []
-    assert see("a") == ["b is gone: 1 of 2 decode replicas serve"]
-    assert see("a", "c") == ["c has come: 2 of 2 decode replicas serve"]
-    assert see(age_s=0.5) == []
-    assert see("a", "c") == []
+
+def test_a_replica_that_changes_its_role_is_neither_gone_nor_more_than_is_wanted() -> None:
+    news = ReplicaNews({Role.PREFILL: 2, Role.DECODE: 1})
+    p, q = (replace(make_replica(name), role=Role.PREFILL) for name in "pq")
+    d, flipped = make_replica("d"), replace(p, role=Role.DECODE, is_flipped=True)
+    turning = StartingReplica(replica_id=p.replica_id, role=Role.DECODE, stage="", is_flipped=True)
+
+    see(news, p, q, d)
+    assert see(news, q, d, turning) == []
+    assert see(news, q, d, flipped) == ["INFO p now decodes: 1 prefill and 2 decode replicas serve"]
+    assert see(news, q, flipped) == ["WARNING d is gone: 1 of 2 decode replicas serve"]
+    assert see(news, q, replace(turning, role=Role.PREFILL, is_flipped=False)) == []
+    assert see(news, q) == ["WARNING p is gone: 0 of 1 decode replicas serve"]

@@ -47,8 +47,8 @@ def test_a_node_may_go_when_its_last_process_has_left() -> None:
     node = Node(2, 2, 1, 0)
 
     assert leave(node, 90) == [
-        "2 processes have yet to leave this node",
-        "1 processes have yet to leave this node",
+        "2 processes still to leave this node",
+        "1 process still to leave this node",
         "nothing is left on this node",
     ]
     assert node.announced == [90]
@@ -81,7 +81,7 @@ def test_the_head_stays_until_those_that_leave_with_it_have_gone() -> None:
     took, said = left_last(3, 60, 295)
 
     assert 60 <= took < 61
-    assert said == ["2 nodes have yet to leave this cluster", "no node is leaving"]
+    assert said == ["2 nodes still to leave this cluster", "no node is leaving"]
 
 
 def test_a_head_that_leaves_alone_waits_for_nobody_who_stays() -> None:
@@ -91,7 +91,7 @@ def test_a_head_that_leaves_alone_waits_for_nobody_who_stays() -> None:
 
 
 def test_a_head_goes_in_time_even_if_others_do_not() -> None:
-    with pytest.raises(DeadlineExceeded, match="2 nodes have not left after 100 s"):
+    with pytest.raises(DeadlineExceeded, match="2 nodes still here after 100 s"):
         left_last(1, 1000, 100)
 
 

@@ -97,8 +97,11 @@ def test_a_pool_hands_its_engine_the_engines_own_branch(tmp_path: Path) -> None:
         ("gateway: {tenants: {a: {api_keys: []}}}", "at least one key in api_keys"),
         ("gateway: {tenants: {a: {api_keys: [k], kvshare: 1}}}", "field `kvshare`"),
         ("gateway: {tenants: {a: {api_keys: [k], kv_share: 2}}}", "<= 1.0 - at `$.gateway.tenants"),
-        ("gateway: {api_keys: [k], tenants: {a: {api_keys: [k]}}}", "a key occurs twice"),
-        ("gateway: {tenants: {'': {api_keys: [k]}}}", "tenants need a name"),
+        (
+            "gateway: {api_keys: [k], tenants: {a: {api_keys: [k]}}}",
+            "a.api_keys: a key occurs twice",
+        ),
+        ("gateway: {tenants: {'': {api_keys: [k]}}}", "tenants has an entry with an empty name"),
         (
             "gateway: {tenants: {a: {api_keys: [j], kv_share: 0.7}, "
             "b: {api_keys: [k], kv_share: 0.7}}}",

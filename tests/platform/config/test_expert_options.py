@@ -60,7 +60,7 @@ def test_a_model_that_has_too_few_or_none_is_refused_with_the_key(tmp_path: Path
 def test_a_width_that_does_not_divide_is_no_reason_where_experts_are_whole(tmp_path: Path) -> None:
     folder = make_qwen3_moe(tmp_path, moe_intermediate_size=18)
 
-    with pytest.raises(InvalidConfig, match="`moe_intermediate_size` 18 is no multiple"):
+    with pytest.raises(InvalidConfig, match="must divide `moe_intermediate_size`, which is 18"):
         check_ranks(deployment(tensor=4), folder)
     check_ranks(deployment(tensor=4, expert=4), folder)
 

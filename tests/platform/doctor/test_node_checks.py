@@ -152,7 +152,7 @@ def test_the_verdict_says_the_worst() -> None:
         return verdict(findings)
 
     assert said(good) == "all of 1 checks passed"
-    assert said(good, tight) == "it will work, with 1 warnings in 2 checks"
+    assert said(good, tight) == "it will work, with 1 warning in 2 checks"
     assert said(good, tight, bad) == "it will not work: 1 of 3 checks failed"
     assert said(good, skipped("d", "")) == "all of 1 checks passed (1 skipped)"
     assert is_healthy([good, tight])

@@ -147,8 +147,8 @@ def test_what_happens_to_the_weights_is_said_and_counted(
     with caplog.at_level(logging.INFO):
         load_model(folder, progress=lambda *progress: seen.append(progress))
 
-    assert ("7 tensors stay in few bits" in caplog.text) == (layout in ON_CPUS)
-    assert ("widened to float32" in caplog.text) == (layout not in ON_CPUS)
+    assert ("7 tensors stay quantized" in caplog.text) == (layout in ON_CPUS)
+    assert ("dequantized to float32" in caplog.text) == (layout not in ON_CPUS)
     assert ("not used" in caplog.text) == (layout == "fp8 tensor")
     assert seen[-1][0] == seen[-1][1]
 
@@ -291,4 +291,4 @@ def test_in_a_dtype_without_operators_it_is_said_what_is_faster(
     with caplog.at_level(logging.WARNING):
         load_model(folder, dtype="float16")
 
-    assert "with dtype bfloat16 it is faster" in caplog.text
+    assert "dtype bfloat16 is faster" in caplog.text

@@ -409,7 +409,7 @@ def test_parts_that_are_missing_or_do_not_fit_are_named(tmp_path: Path) -> None:
     assert "neither m.weight_scale_inv nor m.weight_scale" in complaint(
         tmp_path, without(blocks, "weight_scale_inv"), LAYOUTS["fp8 blocks"].config
     )
-    assert "one, one an output or for each 64 x 64" in complaint(
+    assert "one, or one for each output or for each 64 x 64" in complaint(
         tmp_path, blocks, {"quant_method": "fp8", "weight_block_size": [64, 64]}
     )
     assert "m.weight is F8_E5M2" in complaint(

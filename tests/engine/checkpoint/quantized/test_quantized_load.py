@@ -115,7 +115,7 @@ def test_a_dtype_whose_products_are_never_compiled_is_refused_with_the_remedy(
     quantize: str, tmp_path: Path
 ) -> None:
     folder = make_llama(tmp_path)
-    refusal = f"quantize '{quantize}' with dtype 'float16' on a CPU.* float32 or bfloat16"
+    refusal = f"'{quantize}' with dtype 'float16' is not supported on a CPU.* float32 or bfloat16"
 
     with pytest.raises(InvalidConfig, match=refusal):
         load_model(folder, dtype="float16", quantize=quantize)

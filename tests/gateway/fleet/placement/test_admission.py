@@ -144,7 +144,7 @@ async def test_too_long_a_line_is_overload_at_once() -> None:
     room.arrive("b")
     await settle()
 
-    with pytest.raises(Overloaded, match="2 requests wait"):
+    with pytest.raises(Overloaded, match="2 requests already wait"):
         await room.arrive("c")
 
     room.free(3)

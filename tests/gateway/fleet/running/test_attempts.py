@@ -219,7 +219,7 @@ async def test_the_time_limit_counts_over_all_attempts() -> None:
     async with dispatching_to(replica) as dispatcher:
         running = await dispatcher.start(generation(time_left_s=2.5))
 
-        with pytest.raises(DeadlineExceeded, match="after 1 tokens"):
+        with pytest.raises(DeadlineExceeded, match="after 1 token"):
             await tokens_of(running)
 
         assert [request.attempt for request in replica.received] == [1, 2]

@@ -64,4 +64,4 @@ def test_it_is_asked_for_by_an_option(has_head: bool, tmp_path: Path) -> None:
     result = baton_trace(folder, TEXT, "--mtp")
 
     assert (result.exit_code == 0) == has_head
-    assert ("after it: " if has_head else "no head that predicts") in result.output
+    assert ("after it: " if has_head else "no MTP head") in result.output
