@@ -43,7 +43,7 @@ class _Trajectory:
     start: int = 0
     """The position of the first of `guesses`."""
     drawn: tuple[Sequence[int], Sequence[int], int] | None = None
-    """Of the last pass: the draft tokens, the drawn tokens, and the position of the first of
+    """The draft tokens and the drawn tokens of the last pass, and the position of the first of
     both."""
 
     def guess(self, position: int) -> int | None:
