@@ -65,7 +65,7 @@ def nested(depth: int) -> dict[str, Any]:
     return {"items": nested(depth - 1)} if depth else {}
 
 
-IMPOSSIBLE = {"properties": {"x": {"type": "string", "pattern": "(?=a)b"}}}
+IMPOSSIBLE: dict[str, Any] = {"properties": {"x": {"type": "string", "pattern": "(?=a)b"}}}
 ALLOW_THE_LAST = {
     "type": "allowed_tools",
     "mode": "required",
