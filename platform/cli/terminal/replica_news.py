@@ -31,7 +31,7 @@ class ReplicaNews:
     def __init__(self, wanted: Mapping[Role, int]) -> None:
         self._wanted = wanted
         self._role_by_replica: Mapping[ReplicaId, Role] | None = None
-        """Of those that serve, and of those that are between two roles, which have the former."""
+        """Roles of replicas that serve; one that changes its role still has the former."""
 
     def since_last_time(self, known: Membership) -> list[News]:
         """What is new; of the first time nothing."""

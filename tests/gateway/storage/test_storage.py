@@ -265,7 +265,9 @@ async def test_a_gateway_that_is_stuck_with_a_lock_keeps_no_others_storage_from_
             assert done, "all threads wait for the lock"
             refused |= done
         for one in refused:
-            with pytest.raises(StorageUnavailable, match="others wait for it already"):
+            with pytest.raises(
+                StorageUnavailable, match="other threads of this gateway wait for locks already"
+            ):
                 one.result()
         assert await storage.get(elsewhere) == b"y"
         assert not any(one.done() for one in waiting)

@@ -91,7 +91,7 @@ def test_a_pool_hands_its_engine_the_engines_own_branch(tmp_path: Path) -> None:
         ("decode: {scheduler: {max: 8}}", "unknown field `max` - at `$.decode.scheduler`"),
         ("gateway: {port: 70000}", "<= 65535 - at `$.gateway.port`"),
         ("gateway: {port: '80'}", "got `str` - at `$.gateway.port`"),
-        ("gateway: {api_keys: ['']}", "empty key - at `$.gateway`"),
+        ("gateway: {api_keys: ['']}", "api_keys has an empty key; remove it - at `$.gateway`"),
         ("gateway: {model_aliases: [ok, ' ']}", "model_aliases has ' ': give names"),
         ('gateway: {model_aliases: ["a\\nb"]}', "line breaks"),
         ("gateway: {tenants: {a: {api_keys: []}}}", "at least one key in api_keys"),
