@@ -81,6 +81,7 @@ class Outbox:
             request.carry,
             max_bytes_at_once=self.max_bytes_at_once,
             reads_in_place=request.reads_in_place,
+            reads_sums_behind=request.reads_sums_behind,
         )
         async with aclosing(ahead.pieces()) as pieces:
             async for piece in pieces:

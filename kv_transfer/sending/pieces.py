@@ -129,7 +129,8 @@ class Contents:
     views: Sequence[memoryview]
     """Views of the heads that travel, by plane and block, [heads] units as bytes."""
     checksums: bytes
-    """The checksum of each (plane, block, head), in the order of the views."""
+    """The checksum of each (plane, block, head), in the order of the views; none where the
+    transport sums them up."""
     message: bytes = b""
     """With all of them, where the transport carries pieces."""
 
@@ -173,6 +174,11 @@ def read_together(wanted: Sequence[Cut]) -> list[Contents]:
         for index, of_cut in zip(indices, sums, strict=True):
             found[index] = Contents(views[index], of_cut)
     return [found[index] for index in range(len(wanted))]
+
+
+def look_at(wanted: Sequence[Cut]) -> list[Contents]:
+    """As `read_together`, for a transport that sums the bytes up as it sends them."""
+    return [Contents(cut.views(), b"") for cut in wanted]
 
 
 def read_in_place(wanted: Sequence[Cut]) -> list[Contents]:
@@ -224,6 +230,7 @@ def lend(
         blocks=reading.blocks[cut.start : cut.stop],
         block_offset=reading.heads.block_offset,
         checksums=contents.checksums,
+        unit_bytes=0 if contents.checksums else reading.heads.layout.unit_bytes,
         message=contents.message,
         give_back=give_back,
         is_last=is_last,

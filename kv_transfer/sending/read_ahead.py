@@ -31,6 +31,7 @@ from baton.kv_transfer.sending.pieces import (
     Cut,
     cuts,
     lend,
+    look_at,
     read_in_place,
     read_to_carry,
     read_together,
@@ -119,8 +120,9 @@ class ReadAhead:
         *,
         max_bytes_at_once: int = 0,
         reads_in_place: bool = False,
+        reads_sums_behind: bool = False,
     ) -> None:
-        """`carry`, `reads_in_place`: see `OpenTransfer`.
+        """`carry`, `reads_in_place`, `reads_sums_behind`: see `OpenTransfer`.
 
         `max_bytes_at_once`: so many, from the first on, are hashed on the event loop itself.
         """
@@ -128,7 +130,9 @@ class ReadAhead:
         self._num_submitted_bytes = 0
         self._source = source
         here = read_in_place if reads_in_place else read_together
+        here = look_at if reads_sums_behind else here
         self._read = here if carry is None else partial(read_to_carry, carry)
+        self._only_looks = self._read is look_at
         self._hashing = hashing
         self._max_piece_bytes = max_piece_bytes
         self._num_bytes = 0
@@ -181,7 +185,7 @@ class ReadAhead:
         """A short prompt is hashed at once: quicker than to ask a thread, and to be told by it."""
         wanted = [share.cut for share in shares]
         self._num_submitted_bytes += sum(cut.num_bytes for cut in wanted)
-        is_short = self._num_submitted_bytes <= self._max_bytes_at_once
+        is_short = self._only_looks or self._num_submitted_bytes <= self._max_bytes_at_once
         if not (is_short and all(cut.is_in_memory for cut in wanted)):
             hashing = self._hashing.submit(self._read, wanted)
             if self._is_copied:  # however it ends, the blocks are not looked at again
