@@ -14,8 +14,8 @@ from baton.kernels.cpu.library import library
 from baton.kernels.paging.checksum_cpu import CONTIGUOUS, Blocks, Looks, num_units_of
 
 AT_ONCE_BYTES = 512 << 10
-"""Summed up, then sent. Less costs more calls of the system, and more does not stay in the caches
-until the system copies it."""
+"""Summed up, then sent. Less costs more calls of the system, each of which wakes the receiver, and
+more does not stay in the caches until the system copies it."""
 HEADER_BYTES = 16
 _WORD_BYTES = 8
 

@@ -133,8 +133,8 @@ class KvPiece:
         return self.checksums if self.checksums_behind is None else self.checksums_behind.come
 
     def by_plane(self) -> Iterator[KvPiece]:
-        """Each plane as a piece, which needs no release of its own. Waits for bytes that have yet to
-        come, and may raise what reading them raises."""
+        """Each plane as a piece, which needs no release of its own. Bytes that have yet to come are
+        read first."""
         num_blocks, num_sums = self.num_blocks, self.num_checksum_bytes // self.num_planes
         for index, plane in enumerate(self.planes):
             views = self.views[index * num_blocks : (index + 1) * num_blocks]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, pairwise
 from math import ceil
 
@@ -17,6 +18,7 @@ from baton.core.block_views import ArrivingBlocks, part_of
 from baton.core.ids import Epoch, TransferId
 from baton.core.kv_layout import KvLayout
 from baton.core.kv_pool import BlockSource
+from baton.kv_transfer.handoff.messages import OpenTransfer
 from baton.kv_transfer.handoff.transport import Carry, LentPiece
 from baton.kv_transfer.layouts.integrity import checksums_together
 
@@ -155,6 +157,15 @@ def cuts(reading: BlockRead, max_piece_bytes: Callable[[], int]) -> Iterator[Cut
         start += size
         if start == num_blocks:
             plane, start = plane + 1, 0
+
+
+def reading_for(request: OpenTransfer) -> Callable[[Sequence[Cut]], list[Contents]]:
+    """How cuts become contents for the transport of this stream."""
+    if request.carry is not None:
+        return partial(read_to_carry, request.carry)
+    if request.reads_sums_behind:
+        return look_at
+    return read_in_place if request.reads_in_place else read_together
 
 
 def read(cut: Cut) -> Contents:

@@ -8,11 +8,12 @@
       | --- ASK (frames.py) ------------> |   a thread of P's for each connection
       | <== its bytes, then checksums === |   read to their place, and summed up as they are written
 
-P copies nothing: the system reads its blocks, which P sums up right before, so that the system finds
-them in the caches. To a D that does not know of checksums behind the bytes (`reads_sums_behind`)
-they are announced with the ticket. A slow P holds up no thread of D's that writes
-pieces: a stream's pieces are read by a thread of the transport. A connection that breaks cuts its
-stream, which is opened again where blocks are missing.
+P copies nothing: the system reads its blocks. P sums them up right before, half a MiB at a time, so
+the system finds them in the caches of the core. To a D that does not read checksums behind the
+bytes (`reads_sums_behind`) P announces them with the ticket.
+
+A slow P holds up no thread of D's that writes pieces: a stream's pieces are read by a thread of the
+transport. A connection that breaks cuts its stream, which is opened again where blocks are missing.
 """
 
 from __future__ import annotations
