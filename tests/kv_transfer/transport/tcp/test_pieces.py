@@ -349,6 +349,7 @@ def flip_a_checksum(message: bytearray, end: int) -> None:
 
 
 def cut_within_the_checksums(message: bytearray, end: int) -> None:
+    flip_a_byte(message, end)  # it must not be taken for right
     del message[end + 3 :]
 
 
