@@ -208,6 +208,7 @@ class OpenRequest(message.Message):
     JOINS_PLANES_FIELD_NUMBER: builtins.int
     KEEPS_STREAM_FIELD_NUMBER: builtins.int
     JOINS_END_FIELD_NUMBER: builtins.int
+    READS_SUMS_BEHIND_FIELD_NUMBER: builtins.int
     transfer_id: builtins.str
     sender_epoch: builtins.str
     receiver_epoch: builtins.str
@@ -221,6 +222,10 @@ class OpenRequest(message.Message):
     """D may open another transfer on this stream when this one is over."""
     joins_end: builtins.bool
     """D reads the end also behind the last pieces, in their message."""
+    reads_sums_behind: builtins.bool
+    """D reads the checksums of a piece behind its bytes, by a transport that sends them there (tcp). An
+    older P announces them all the same.
+    """
     @builtins.property
     def layout(self) -> KvLayout: ...
     @builtins.property
@@ -242,10 +247,11 @@ class OpenRequest(message.Message):
         joins_planes: builtins.bool = ...,
         keeps_stream: builtins.bool = ...,
         joins_end: builtins.bool = ...,
+        reads_sums_behind: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["first_block", b"first_block", "joins_end", b"joins_end", "joins_planes", b"joins_planes", "keeps_stream", b"keeps_stream", "layout", b"layout", "only", b"only", "receiver_epoch", b"receiver_epoch", "sender_epoch", b"sender_epoch", "transfer_id", b"transfer_id", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["first_block", b"first_block", "joins_end", b"joins_end", "joins_planes", b"joins_planes", "keeps_stream", b"keeps_stream", "layout", b"layout", "only", b"only", "reads_sums_behind", b"reads_sums_behind", "receiver_epoch", b"receiver_epoch", "sender_epoch", b"sender_epoch", "transfer_id", b"transfer_id", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -353,7 +359,8 @@ class KvPiece(message.Message):
     """[planes][blocks][KV heads] units, as the sender stores them"""
     checksums: builtins.bytes
     """XXH3-64 of each (plane, block, head), in the order of data, 8 bytes each, the lowest first: the
-    bytes of a packed `repeated fixed64`, which older peers take it for.
+    bytes of a packed `repeated fixed64`, which older peers take it for. None where they come behind
+    the bytes (`reads_sums_behind`).
     """
     ticket: builtins.bytes
     """where data is empty: the transport's way to the bytes"""

@@ -42,13 +42,16 @@ class _Receipt(ctypes.Structure):
         ("num_header_bytes", ctypes.c_int64),
         ("num_units", ctypes.c_int64),
         ("num_bytes", ctypes.c_int64),
+        ("num_trailer_bytes", ctypes.c_int64),
     )
 
 
 class Receiving:
-    """One piece, behind its header, on one thread."""
+    """One piece, behind its header and before its trailer, on one thread."""
 
-    def __init__(self, targets: BlockViews, unit_bytes: int, header: bytes) -> None:
+    def __init__(
+        self, targets: BlockViews, unit_bytes: int, header: bytes, trailer_bytes: int = 0
+    ) -> None:
         """Only of units that it `can_receive`, and with a `header` of `HEADER_BYTES`."""
         if not can_receive(unit_bytes) or len(header) != HEADER_BYTES:
             raise ValueError(f"units of {unit_bytes} bytes behind a header of {len(header)}")
@@ -58,6 +61,7 @@ class Receiving:
         self._receipt = _Receipt()
         self._num_units = num_units_of(targets.size, unit_bytes)
         self._sums = ctypes.create_string_buffer(_WORD_BYTES * self._num_units * len(targets))
+        self._trailer = ctypes.create_string_buffer(trailer_bytes)
 
     @property
     def header(self) -> bytes:
@@ -68,6 +72,11 @@ class Receiving:
     def checksums(self) -> bytes:
         """The checksum of each unit, once all are there."""
         return self._sums.raw
+
+    @property
+    def trailer(self) -> bytes:
+        """What came behind the units, once it is there."""
+        return self._trailer.raw
 
     def go_on(self, socket: int, limit_s: float) -> int:
         """Receive more, for about `limit_s` or the socket's own time limit: `State`, or -errno.
@@ -87,6 +96,8 @@ class Receiving:
                 limit_s,
                 ctypes.addressof(self._receipt),
                 ctypes.addressof(self._sums),
+                ctypes.addressof(self._trailer),
+                len(self._trailer),
             )
         return found
 
@@ -113,7 +124,7 @@ def _function() -> ctypes._NamedFuncPointer:
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     function.argtypes = (
         *(number, pointer, number, number, ctypes.c_char_p, pointer, number),
-        *(ctypes.c_double, pointer, pointer),
+        *(ctypes.c_double, pointer, pointer, pointer, number),
     )
     function.restype = number
     return function

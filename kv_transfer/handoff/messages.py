@@ -59,6 +59,8 @@ class OpenTransfer:
     """Counted in the sender's blocks. Those before it D has, or has no use for."""
     joins_planes: bool = False
     """Whether D takes pieces of several planes."""
+    reads_sums_behind: bool = False
+    """Whether D reads the checksums of a piece behind its bytes: P need not announce them."""
     only: tuple[BlockRange, ...] = ()
     """Just these, which came with wrong bytes before; empty: everything from `first_block` on."""
     max_piece_bytes: int = 0
@@ -68,6 +70,15 @@ class OpenTransfer:
     reads_in_place: bool = False
     """Set by P for a transport whose receiver reads P's memory by itself, wherever it is: bytes on
     a device are summed up there, and stay there."""
+
+
+@dataclass(slots=True, eq=False)
+class ChecksumsBehind:
+    """The checksums of a piece that come behind its bytes."""
+
+    num_bytes: int
+    come: bytes = b""
+    """Set when the bytes of the piece have been read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +100,8 @@ class KvPiece:
     """Views by plane and block: [KV heads][2][block size][head dim] as bytes."""
     checksums: bytes
     """XXH3-64 of each (plane, block, head), in the order of the views, as in `integrity`."""
+    checksums_behind: ChecksumsBehind | None = None
+    """Those, where they were not announced."""
     release: Callable[[], None] = _nothing_to_release
     executor: Executor | None = None
     """Threads that may wait for bytes that have yet to come; None: they are there."""
@@ -104,16 +117,34 @@ class KvPiece:
         """Blocks of each plane."""
         return len(self.views) // self.num_planes
 
+    @property
+    def num_checksum_bytes(self) -> int:
+        behind = self.checksums_behind
+        return len(self.checksums) if behind is None else behind.num_bytes
+
+    @property
+    def has_checksums(self) -> bool:
+        """False where they come behind the bytes, which have yet to be read."""
+        return self.checksums_behind is None or bool(self.checksums_behind.come)
+
+    @property
+    def known_checksums(self) -> bytes:
+        """The checksums, however they came; none where they are yet to come."""
+        return self.checksums if self.checksums_behind is None else self.checksums_behind.come
+
     def by_plane(self) -> Iterator[KvPiece]:
-        """Each plane as a piece, which needs no release of its own."""
-        num_blocks, num_sums = self.num_blocks, len(self.checksums) // self.num_planes
+        """Each plane as a piece, which needs no release of its own. Bytes that have yet to come are
+        read first."""
+        num_blocks, num_sums = self.num_blocks, self.num_checksum_bytes // self.num_planes
         for index, plane in enumerate(self.planes):
+            views = self.views[index * num_blocks : (index + 1) * num_blocks]
             yield replace(
                 self,
                 plane=plane,
                 num_planes=1,
-                views=self.views[index * num_blocks : (index + 1) * num_blocks],
-                checksums=self.checksums[index * num_sums : (index + 1) * num_sums],
+                views=views,
+                checksums=self.known_checksums[index * num_sums : (index + 1) * num_sums],
+                checksums_behind=None,
                 release=_nothing_to_release,
             )
 

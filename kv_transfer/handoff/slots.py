@@ -1,7 +1,7 @@
 """Which blocks of a stream have arrived, plane by plane, and with which checksums. Pure.
 
-empty --claim--> claimed --record--> there          each with the checksum of what arrived
-  ^_____give_back____|
+empty --claim--> claimed --agree, record--> there      each with the checksum of what arrived
+  ^_______give_back______|
 
 A block that arrived with wrong bytes may arrive again, but with the same checksum: the sender's own
 memory may have changed since it computed the first one.
@@ -34,37 +34,55 @@ class Slots:
         self._expected: dict[tuple[int, int], bytes] = {}
         """The checksums of (plane, block)s that came with other bytes."""
 
-    def claim(self, planes: range, first: int, checksums: bytes) -> Sequence[int]:
+    def claim(self, planes: range, first: int, num_blocks: int) -> Sequence[int]:
         """Which of the blocks `first`, `first + 1`, ... are empty, the same ones in all planes.
 
-        One checksum each is given, by plane and block. They are the caller's to write, then to
-        `record` or to `give_back`. Blocks before `start` are nobody's. Raises ValueError, and
-        claims nothing, if a block has come before with another checksum, also if its bytes were
-        wrong then, or if not the same ones are empty in all planes.
+        They are the caller's to write, then to `record` or to `give_back`. Blocks before `start`
+        are nobody's. Raises ValueError, and claims nothing, if not the same ones are empty in all
+        planes.
         """
-        num_blocks = len(checksums) // (CHECKSUM_BYTES * len(planes))
-        blocks, size = range(first, first + num_blocks), CHECKSUM_BYTES * num_blocks
-        spans = () if self._expected else self._spans(planes, blocks)
+        blocks = range(first, first + num_blocks)
+        spans = self._spans(planes, blocks)
         if spans and all(self._are_empty(span) for span in spans):
             self._fill(spans, CLAIMED)
-            given = 0
-            for span in spans:
-                start, stop = CHECKSUM_BYTES * span.start, CHECKSUM_BYTES * span.stop
-                self._checksums[start:stop] = checksums[given : given + stop - start]
-                given += stop - start
             return blocks
-        parts = [checksums[at : at + size] for at in range(0, len(checksums), size)]
-        found = [
-            self._empty(*row) for row in zip(planes, [first] * len(planes), parts, strict=True)
-        ]
+        found = [self._empty(plane, blocks) for plane in planes]
         if any(each != found[0] for each in found):
             raise ValueError("of some planes blocks have arrived before")
         self._put(planes, found[0], CLAIMED)
-        for plane, part in zip(planes, parts, strict=True):
-            for block in found[0]:
-                at = CHECKSUM_BYTES * self._at(plane, block)
-                self._checksums[at : at + CHECKSUM_BYTES] = part[_span(block - first)]
         return found[0]
+
+    def agree(self, planes: range, first: int, checksums: bytes, claimed: Sequence[int]) -> None:
+        """The checksums of blocks from `first` on, one each by plane and block, of which `claimed`
+        are the caller's and keep theirs.
+
+        Raises ValueError if a block has come before with another checksum, also if its bytes were
+        wrong then.
+        """
+        num_blocks = len(checksums) // (CHECKSUM_BYTES * len(planes))
+        blocks = range(first, first + num_blocks)
+        spans = self._spans(planes, blocks) if claimed == blocks and not self._expected else ()
+        given = 0
+        for span in spans:
+            start, stop = CHECKSUM_BYTES * span.start, CHECKSUM_BYTES * span.stop
+            self._checksums[start:stop] = checksums[given : given + stop - start]
+            given += stop - start
+        if spans:
+            return
+        ours = frozenset(claimed)
+        kept: list[tuple[slice, bytes]] = []
+        for row, plane in enumerate(planes):
+            for block in blocks[max(0, self.start - first) :]:
+                span = _span(self._at(plane, block))
+                checksum = checksums[_span(row * num_blocks + block - first)]
+                known = bytes(self._checksums[span])
+                if block in ours:
+                    known = self._expected.get((plane, block), checksum)
+                    kept.append((span, checksum))
+                if known != checksum:
+                    raise ValueError(f"block {block} has arrived before, with other bytes")
+        for span, checksum in kept:
+            self._checksums[span] = checksum
 
     def are_alike(self, planes: range, first: int, num_blocks: int) -> bool:
         """Whether the same ones of these blocks are empty in all of the planes."""
@@ -123,20 +141,9 @@ class Slots:
     def _at(self, plane: int, block: int) -> int:
         return plane * self._width + block - self.start
 
-    def _empty(self, plane: int, first: int, checksums: bytes) -> tuple[int, ...]:
-        """The blocks that are empty."""
-        found: list[int] = []
-        for block in range(max(first, self.start), first + len(checksums) // CHECKSUM_BYTES):
-            at, checksum = self._at(plane, block), checksums[_span(block - first)]
-            is_empty = self._states[at] == EMPTY
-            known = bytes(self._checksums[_span(at)])
-            if is_empty:
-                known = self._expected.get((plane, block), checksum)
-            if known != checksum:
-                raise ValueError(f"block {block} has arrived before, with other bytes")
-            if is_empty:
-                found.append(block)
-        return tuple(found)
+    def _empty(self, plane: int, blocks: range) -> tuple[int, ...]:
+        wanted = blocks[max(0, self.start - blocks.start) :]
+        return tuple([each for each in wanted if self._states[self._at(plane, each)] == EMPTY])
 
 
 def _span(block: int) -> slice:

@@ -38,6 +38,8 @@ class LentPiece:
     """Their numbers in P's pool, for a D that reads P's memory by itself."""
     checksums: bytes
     """XXH3-64 of each (plane, block, head), in the order of the views, as in `integrity`."""
+    unit_bytes: int = 0
+    """Of a piece without checksums, whose transport sums it up as it sends it; else 0."""
     give_back: Callable[[], None]
     """The views will not be read again. Once, or more often; from any thread."""
     message: bytes = b""

@@ -3,6 +3,7 @@
     parts(piece)   a piece of several planes, or each plane, if some have arrived before
     begin(part)    checks epoch, state, time and range, and claims its empty slots
     ...            its bytes are written and verified, on any thread (`placing.py`)
+    agree(fill)    its checksums are those that its blocks had before, if these have come before
     end(fill)      correct units are recorded, wrong ones are missing again
 
 Between `begin` and `end` the lease counts a fill: if it is aborted meanwhile, its blocks stay in
@@ -67,11 +68,12 @@ class Fill:
 
     def checksums(self, blocks: Sequence[int]) -> bytes:
         """Checksums by plane, block and head, as the sender computed them."""
+        checksums = self.piece.known_checksums
         if len(blocks) == self.piece.num_blocks:
-            return self.piece.checksums
+            return checksums
         size = CHECKSUM_BYTES * self.placement.arriving.num_kv_heads
         starts = [position * size for position in self._positions(blocks)]
-        return b"".join([self.piece.checksums[start : start + size] for start in starts])
+        return b"".join([checksums[start : start + size] for start in starts])
 
     @property
     def num_duplicates(self) -> int:
@@ -198,6 +200,15 @@ class Filling:
             blocks=blocks,
         )
 
+    def agree(self, fill: Fill) -> None:
+        """Compare checksums that came behind the bytes with those of blocks that came before.
+
+        Raises CorruptPiece; `begin` has done it for those that were announced.
+        """
+        if fill.piece.checksums_behind is not None:
+            with self._lock:
+                self._agree(fill.slots, fill.piece, fill.blocks)
+
     def end(self, fill: Fill, is_written: bool) -> None:
         """Its bytes are in place and verified, or they are not."""
         planes = fill.piece.planes
@@ -235,7 +246,20 @@ class Filling:
     def _claim(self, slots: Slots, piece: KvPiece) -> Sequence[int]:
         """The blocks that were empty: the same ones in all planes. Or none is claimed."""
         try:
-            return slots.claim(piece.planes, piece.first_block, _by_block(piece))
+            blocks = slots.claim(piece.planes, piece.first_block, piece.num_blocks)
+        except ValueError as conflict:
+            self._refuse(piece, str(conflict))
+        if piece.has_checksums:
+            try:
+                self._agree(slots, piece, blocks)
+            except CorruptPiece:
+                slots.give_back(piece.planes, blocks)
+                raise
+        return blocks
+
+    def _agree(self, slots: Slots, piece: KvPiece, blocks: Sequence[int]) -> None:
+        try:
+            slots.agree(piece.planes, piece.first_block, _by_block(piece), blocks)
         except ValueError as conflict:
             self._refuse(piece, str(conflict))
 
@@ -270,9 +294,9 @@ class Filling:
         checksum_bytes = CHECKSUM_BYTES * num_views * layout.num_kv_heads
         if not 0 <= piece.first_block <= stop <= stream.blocks.stop:
             self._refuse(piece, f"{num_blocks} blocks from {piece.first_block} are out of range")
-        if not num_blocks or has_other_size or len(piece.checksums) != checksum_bytes:
+        if not num_blocks or has_other_size or piece.num_checksum_bytes != checksum_bytes:
             wanted = range(max(piece.first_block, stream.blocks.start), stop)
-            what = f"{piece.num_bytes} bytes, {len(piece.checksums)} of checksums"
+            what = f"{piece.num_bytes} bytes, {piece.num_checksum_bytes} of checksums"
             self._refuse(piece, what, wanted)
 
     def _refuse(self, piece: KvPiece, what: str, blocks: range = range(0)) -> NoReturn:
@@ -295,5 +319,5 @@ def heads_of(layout: KvLayout) -> range:
 
 def _by_block(piece: KvPiece) -> bytes:
     """One checksum a block, by plane and block."""
-    num_each = len(piece.checksums) // (CHECKSUM_BYTES * len(piece.views))
-    return combined_checksums(piece.checksums, num_each)
+    num_each = piece.num_checksum_bytes // (CHECKSUM_BYTES * len(piece.views))
+    return combined_checksums(piece.known_checksums, num_each)

@@ -249,6 +249,8 @@ class Writer:
                 except CorruptPiece as error:
                     self._put_down(error)
             bad = place_together(fills)
+            for fill in fills:
+                self._filling.agree(fill)
             is_placed = True
         finally:
             for fill in fills:

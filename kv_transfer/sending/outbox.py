@@ -13,7 +13,8 @@ message is written.
 
 A few threads do the hashing, a few pieces ahead of each stream's receiver (about 8 MiB of copies),
 so a slow receiver holds up nobody else. The first bytes of a stream, which are all of a short
-prompt, are hashed on the event loop, without a hop to a thread and back.
+prompt, are hashed on the event loop, without a hop to a thread and back. Where the transport sums
+pieces up as it sends them (`reads_sums_behind`), nothing is hashed here.
 """
 
 from __future__ import annotations
@@ -78,9 +79,8 @@ class Outbox:
             opening,
             self.hashing,
             max_piece_bytes,
-            request.carry,
+            request,
             max_bytes_at_once=self.max_bytes_at_once,
-            reads_in_place=request.reads_in_place,
         )
         async with aclosing(ahead.pieces()) as pieces:
             async for piece in pieces:

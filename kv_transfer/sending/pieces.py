@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, pairwise
 from math import ceil
 
@@ -17,6 +18,7 @@ from baton.core.block_views import ArrivingBlocks, part_of
 from baton.core.ids import Epoch, TransferId
 from baton.core.kv_layout import KvLayout
 from baton.core.kv_pool import BlockSource
+from baton.kv_transfer.handoff.messages import OpenTransfer
 from baton.kv_transfer.handoff.transport import Carry, LentPiece
 from baton.kv_transfer.layouts.integrity import checksums_together
 
@@ -129,7 +131,8 @@ class Contents:
     views: Sequence[memoryview]
     """Views of the heads that travel, by plane and block, [heads] units as bytes."""
     checksums: bytes
-    """The checksum of each (plane, block, head), in the order of the views."""
+    """The checksum of each (plane, block, head), in the order of the views; none where the
+    transport sums them up."""
     message: bytes = b""
     """With all of them, where the transport carries pieces."""
 
@@ -156,6 +159,15 @@ def cuts(reading: BlockRead, max_piece_bytes: Callable[[], int]) -> Iterator[Cut
             plane, start = plane + 1, 0
 
 
+def reading_for(request: OpenTransfer) -> Callable[[Sequence[Cut]], list[Contents]]:
+    """How cuts become contents for the transport of this stream."""
+    if request.carry is not None:
+        return partial(read_to_carry, request.carry)
+    if request.reads_sums_behind:
+        return look_at
+    return read_in_place if request.reads_in_place else read_together
+
+
 def read(cut: Cut) -> Contents:
     """Look at a cut's bytes and sum them up. May run on any thread while the reading lasts."""
     return read_together((cut,))[0]
@@ -173,6 +185,11 @@ def read_together(wanted: Sequence[Cut]) -> list[Contents]:
         for index, of_cut in zip(indices, sums, strict=True):
             found[index] = Contents(views[index], of_cut)
     return [found[index] for index in range(len(wanted))]
+
+
+def look_at(wanted: Sequence[Cut]) -> list[Contents]:
+    """As `read_together`, for a transport that sums the bytes up as it sends them."""
+    return [Contents(cut.views(), b"") for cut in wanted]
 
 
 def read_in_place(wanted: Sequence[Cut]) -> list[Contents]:
@@ -224,6 +241,7 @@ def lend(
         blocks=reading.blocks[cut.start : cut.stop],
         block_offset=reading.heads.block_offset,
         checksums=contents.checksums,
+        unit_bytes=0 if contents.checksums else reading.heads.layout.unit_bytes,
         message=contents.message,
         give_back=give_back,
         is_last=is_last,

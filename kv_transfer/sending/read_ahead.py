@@ -20,20 +20,19 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 from baton.core.errors import TransferCut
-from baton.kv_transfer.handoff.transport import Carry, LentPiece
+from baton.kv_transfer.handoff.messages import OpenTransfer
+from baton.kv_transfer.handoff.transport import LentPiece
 from baton.kv_transfer.sending.pieces import (
     BlockRead,
     Contents,
     Cut,
     cuts,
     lend,
-    read_in_place,
-    read_to_carry,
-    read_together,
+    look_at,
+    reading_for,
 )
 
 log = logging.getLogger(__name__)
@@ -115,25 +114,21 @@ class ReadAhead:
         source: Source,
         hashing: Executor,
         max_piece_bytes: int,
-        carry: Carry | None = None,
+        request: OpenTransfer,
         *,
         max_bytes_at_once: int = 0,
-        reads_in_place: bool = False,
     ) -> None:
-        """`carry`, `reads_in_place`: see `OpenTransfer`.
-
-        `max_bytes_at_once`: so many, from the first on, are hashed on the event loop itself.
-        """
+        """`max_bytes_at_once`: so many, from the first on, are hashed on the event loop itself."""
         self._max_bytes_at_once = max_bytes_at_once
         self._num_submitted_bytes = 0
         self._source = source
-        here = read_in_place if reads_in_place else read_together
-        self._read = here if carry is None else partial(read_to_carry, carry)
+        self._read = reading_for(request)
+        self._is_only_looking = self._read is look_at
         self._hashing = hashing
         self._max_piece_bytes = max_piece_bytes
         self._num_bytes = 0
         """Bytes of all pieces that were cut."""
-        self._is_copied = carry is not None
+        self._is_copied = request.carry is not None
         self._room = asyncio.Semaphore(MAX_COPIES_AHEAD if self._is_copied else MAX_AHEAD)
         self._shelf: asyncio.Queue[_Batch | BaseException | None] = asyncio.Queue()
         self._is_closed = False
@@ -182,7 +177,7 @@ class ReadAhead:
         wanted = [share.cut for share in shares]
         self._num_submitted_bytes += sum(cut.num_bytes for cut in wanted)
         is_short = self._num_submitted_bytes <= self._max_bytes_at_once
-        if not (is_short and all(cut.is_in_memory for cut in wanted)):
+        if not ((is_short or self._is_only_looking) and all(cut.is_in_memory for cut in wanted)):
             hashing = self._hashing.submit(self._read, wanted)
             if self._is_copied:  # however it ends, the blocks are not looked at again
                 hashing.add_done_callback(lambda _: _give_back(shares))

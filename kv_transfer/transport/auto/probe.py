@@ -205,7 +205,7 @@ async def _read(piece: KvPiece, unit_bytes: int) -> None:
         checksums = await asyncio.to_thread(_copied_checksums, piece.views, unit_bytes)
     finally:
         piece.release()
-    if checksums != piece.checksums:
+    if checksums != piece.known_checksums:
         raise CorruptPiece("a probe arrived with other bytes than were sent")
 
 

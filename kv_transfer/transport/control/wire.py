@@ -107,6 +107,7 @@ def open_to_proto(
         first_block=request.first_block,
         transport=transport,
         joins_planes=request.joins_planes,
+        reads_sums_behind=request.reads_sums_behind,
         keeps_stream=keeps_stream,
         joins_end=joins_end,
         only=[
@@ -129,6 +130,7 @@ def open_from_proto(message: pb.OpenRequest) -> OpenTransfer:
         layout=layout,
         first_block=message.first_block,
         joins_planes=message.joins_planes,
+        reads_sums_behind=message.reads_sums_behind,
         only=tuple(
             BlockRange(span.plane, span.first_block, span.first_block + span.num_blocks)
             for span in message.only

@@ -1,7 +1,8 @@
 """D's end of one data connection: pieces are asked for as they are announced, and read in turn.
 
     event loop     expect: ASK ------------------------> P     Arrival: its place in the line
-    any thread     read: HEADER, bytes <================ P     into the memory it is given
+    any thread     read: HEADER, bytes <================ P     into the memory it is given, and
+                         checksums                             what follows, if anything does
 
 A reader whose turn has not come first reads the pieces before its own, on behalf of their readers.
 The system writes to the reader's memory within its call and never after it: so a reader holds its
@@ -23,6 +24,7 @@ from baton.core.block_views import BlockViews, stretches
 from baton.core.clock import monotonic
 from baton.core.errors import TransferCut
 from baton.kernels.paging.receiving import Receiving, State, can_receive
+from baton.kv_transfer.handoff.messages import ChecksumsBehind
 from baton.kv_transfer.transport.tcp.frames import (
     HEADER,
     MAX_PARTS,
@@ -37,13 +39,35 @@ from baton.kv_transfer.transport.tcp.frames import (
 class Arrival:
     """A piece that was asked for and has not been read."""
 
-    def __init__(self, connection: DataConnection, number: int, num_bytes: int) -> None:
+    def __init__(
+        self,
+        connection: DataConnection,
+        number: int,
+        num_bytes: int,
+        checksums: ChecksumsBehind | None,
+    ) -> None:
+        """`checksums` follow the bytes, if any do."""
         self.number = number
         self.num_bytes = num_bytes
+        self.checksums = checksums
         self.is_dropped = False
         self.early: memoryview | None = None
         """The piece's bytes, where another reader's turn came first."""
         self._connection = connection
+
+    @property
+    def num_checksum_bytes(self) -> int:
+        return 0 if self.checksums is None else self.checksums.num_bytes
+
+    @property
+    def length(self) -> int:
+        """All that comes behind its header."""
+        return self.num_bytes + self.num_checksum_bytes
+
+    def note(self, checksums: bytes) -> None:
+        """They have come."""
+        if self.checksums is not None:
+            self.checksums.come = checksums
 
     def read(self, targets: Sequence[memoryview]) -> None:
         """Once: fill this memory with it. Waits for it, on any thread. Raises TransferCut."""
@@ -100,7 +124,9 @@ class DataConnection:
 
     def expect(self, ticket: Ticket, num_blocks: int) -> Arrival:
         """Ask for a piece, together with others of which is heard at once."""
-        arrival = Arrival(self, ticket.number, num_blocks * ticket.block_bytes)
+        num_sums = ticket.num_checksum_bytes(num_blocks)
+        checksums = ChecksumsBehind(num_sums) if num_sums else None
+        arrival = Arrival(self, ticket.number, num_blocks * ticket.block_bytes, checksums)
         with self._guard:
             if not self._asks:
                 self._loop.call_soon(self._send_asks)
@@ -184,29 +210,32 @@ class DataConnection:
             raise TransferCut(str(self._failure))
         first = self._line[0]
         is_dropped = first.is_dropped
-        until = monotonic() + seconds_for(first.num_bytes)
+        until = monotonic() + seconds_for(first.length)
         header = memoryview(bytearray(HEADER.size))
-        parts = [header] if is_dropped else [header, *targets]
+        checksums = memoryview(bytearray(first.num_checksum_bytes))
+        wanted = [*targets, checksums] if checksums else targets
+        parts = [header] if is_dropped else [header, *wanted]
         num_left = len(parts) - 1
         while len(parts) > num_left:  # the header
             self._receive(parts, until, 0)
         number, num_bytes = HEADER.unpack(header)
         is_gone = is_dropped and (number, num_bytes) == (first.number, 0)
-        if not is_gone and (number, num_bytes) != (first.number, first.num_bytes):
+        if not is_gone and (number, num_bytes) != (first.number, first.length):
             raise self._another(first, number, num_bytes)
         if is_dropped and not is_gone:
-            parts = list(targets)
+            parts = list(wanted)
         while parts:
             self._receive(parts, until, socket.MSG_WAITALL)
+        first.note(bytes(checksums))
         self._line.popleft()
 
     def _receive_next(self, targets: BlockViews, unit_bytes: int) -> bytes:
         """As `_read_next` of a piece that is wanted, in one compiled call: into its blocks, with
         the checksum of each unit."""
         first = self._line[0]
-        until = monotonic() + seconds_for(first.num_bytes)
-        header = HEADER.pack(first.number, first.num_bytes)
-        receiving = Receiving(targets, unit_bytes, header)
+        until = monotonic() + seconds_for(first.length)
+        header = HEADER.pack(first.number, first.length)
+        receiving = Receiving(targets, unit_bytes, header, first.num_checksum_bytes)
         state: int = State.NOT_YET
         while state == State.NOT_YET:
             if self._failure is not None:
@@ -220,6 +249,7 @@ class DataConnection:
             raise TransferCut(f"{self.name}: {os.strerror(-state)}")
         if state == State.ENDED or self._failure is not None:
             raise self._ended()
+        first.note(receiving.trailer)
         self._line.popleft()
         return receiving.checksums
 
@@ -243,7 +273,7 @@ class DataConnection:
 
     def _another(self, asked: Arrival, number: int, num_bytes: int) -> TransferCut:
         return TransferCut(
-            f"{self.name}: asked for piece {asked.number} of {asked.num_bytes} bytes, "
+            f"{self.name}: asked for piece {asked.number} of {asked.length} bytes, "
             f"{num_bytes} of piece {number} came"
         )
 

@@ -5,6 +5,7 @@
       | <-- WELCOME ---------------------------- |
       | --- ASK: piece, its secret ------------> |   as soon as it is announced; many ahead
       | <== HEADER: piece, length; its bytes === |   in the order asked; length 0: not lent any more
+      | <== the checksums of its units ========= |   where they were not announced; of the length
 
 Both secrets came by the control channel: the admission with the answer to `Meet`, a piece's own in
 its ticket. They keep strangers and stray bytes out. A process that listens on the wire reads
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 
 from baton.core.errors import TransferCut
 from baton.core.ids import Epoch
+from baton.kv_transfer.layouts.integrity import CHECKSUM_BYTES
 from baton.kv_transfer.transport.lent import SECRET_BYTES, Loan
 
 MAGIC = b"baton-kv"
@@ -41,6 +43,7 @@ HELLO = struct.Struct(f"<8s{EPOCH_BYTES}s32s")
 ASK = struct.Struct(f"<Q{SECRET_BYTES}s")
 HEADER = struct.Struct("<QQ")
 _TICKET = struct.Struct(f"<Q{SECRET_BYTES}sQ")
+_SUMMED_TICKET = struct.Struct(f"<Q{SECRET_BYTES}sQQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +53,19 @@ class Ticket:
     secret: bytes
     block_bytes: int
     """Bytes of each of the blocks, which come end to end."""
+    unit_bytes: int = 0
+    """Where checksums follow, one of each so many bytes; else 0."""
 
     def pack(self) -> bytes:
+        if self.unit_bytes:
+            return _SUMMED_TICKET.pack(self.number, self.secret, self.block_bytes, self.unit_bytes)
         return _TICKET.pack(self.number, self.secret, self.block_bytes)
+
+    def num_checksum_bytes(self, num_blocks: int) -> int:
+        """Bytes that follow those of so many blocks."""
+        if not self.unit_bytes:
+            return 0
+        return CHECKSUM_BYTES * num_blocks * (self.block_bytes // self.unit_bytes)
 
     @property
     def ask(self) -> bytes:
@@ -60,15 +73,21 @@ class Ticket:
 
 
 def ticket_of(loan: Loan) -> Ticket:
-    return Ticket(loan.number, loan.secret, loan.piece.views[0].nbytes)
+    piece = loan.piece
+    return Ticket(loan.number, loan.secret, piece.num_bytes // len(piece.views), piece.unit_bytes)
 
 
 def read_ticket(data: bytes, num_blocks: int) -> Ticket:
     """Raises TransferCut for what no piece could have."""
+    fields = _SUMMED_TICKET if len(data) == _SUMMED_TICKET.size else _TICKET
     try:
-        ticket = Ticket(*_TICKET.unpack(data))
+        ticket = Ticket(*fields.unpack(data))
     except struct.error as error:
         raise TransferCut(f"a ticket that cannot be read: {error}") from error
+    if ticket.unit_bytes and ticket.block_bytes % ticket.unit_bytes:
+        raise TransferCut(
+            f"a ticket for blocks of {ticket.block_bytes} bytes, in units of {ticket.unit_bytes}"
+        )
     if not 0 < num_blocks * ticket.block_bytes <= MAX_PIECE_BYTES:
         raise TransferCut(
             f"a ticket for {num_blocks} blocks of {ticket.block_bytes} bytes; "

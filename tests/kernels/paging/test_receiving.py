@@ -15,6 +15,7 @@ from baton.kernels.paging.checksum import checksums
 from baton.kernels.paging.receiving import BUFFER_BYTES, Receiving, State, can_receive
 
 HEADER = struct.pack("<QQ", 7, 1234)
+TRAILER = b"behind"
 LIMIT_S = 60.0
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no compiled kernels here")
@@ -40,14 +41,14 @@ def test_blocks_in_rows_are_filled_and_summed_up_as_their_bytes_come(
     targets = BlockViews(memory, starts, size, rows)
     data = random.Random(1).randbytes(len(targets) * size)
     ours, theirs = ends(slice_s=0.01)
-    receiving = Receiving(targets, unit_bytes, HEADER)
+    receiving = Receiving(targets, unit_bytes, HEADER, len(TRAILER))
 
     assert receiving.go_on(ours.fileno(), LIMIT_S) == State.NOT_YET
     theirs.sendall(HEADER[:5])
     assert receiving.go_on(ours.fileno(), LIMIT_S) == State.NOT_YET
     theirs.sendall(HEADER[5:] + data[:17])
     assert receiving.go_on(ours.fileno(), LIMIT_S) == State.NOT_YET
-    sending = threading.Thread(target=theirs.sendall, args=(data[17:] + b"next",))
+    sending = threading.Thread(target=theirs.sendall, args=(data[17:] + TRAILER + b"next",))
     sending.start()
     while (state := receiving.go_on(ours.fileno(), 0.0)) == State.NOT_YET:
         pass
@@ -56,6 +57,7 @@ def test_blocks_in_rows_are_filled_and_summed_up_as_their_bytes_come(
     sending.join()
     assert b"".join(targets) == data
     assert receiving.checksums == checksums(targets, unit_bytes)
+    assert receiving.trailer == TRAILER
     assert ours.recv(16) == b"next"
     for at in (size, 3 * size, 6 * size + 64, 8 * size + 64):
         assert not any(memory[at : at + size])

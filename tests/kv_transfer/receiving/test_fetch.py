@@ -32,7 +32,7 @@ from baton.kv_transfer.receiving import source_patience, source_watch
 from baton.kv_transfer.receiving.fetch import FetchConfig, Fetcher
 from baton.kv_transfer.receiving.source_patience import SourcePatience
 from baton.kv_transfer.receiving.source_watch import SourceWatch
-from baton.kv_transfer.sending import read_ahead
+from baton.kv_transfer.sending import pieces
 from baton.kv_transfer.sending.outbox import Outbox
 from baton.kv_transfer.sending.pieces import Contents, Cut, read_together
 from baton.kv_transfer.transport.memory import MemoryTransport, Switchboard
@@ -86,7 +86,7 @@ async def test_blocks_stay_in_quarantine_while_a_cut_streams_thread_still_reads(
         may_end.wait(60)
         return read_together(wanted)
 
-    monkeypatch.setattr(read_ahead, "read_together", read_slowly)
+    monkeypatch.setattr(pieces, "read_together", read_slowly)
     prefill, decode = PrefillReplica(), DecodeReplica()
     outbox = Outbox(prefill.sender, Inline(), max_bytes_at_once=0)
     prefill.grant(decode.receiver.epoch)

@@ -28,7 +28,7 @@ from baton.engine.request.step_report import StepReport
 from baton.kv_transfer.handoff.lease import Computation
 from baton.kv_transfer.handoff.messages import Outcome
 from baton.kv_transfer.handoff.transport import LentPiece
-from baton.kv_transfer.sending import read_ahead
+from baton.kv_transfer.sending import pieces, read_ahead
 from baton.kv_transfer.sending.outbox import Outbox
 from baton.kv_transfer.sending.pieces import Contents, Cut, read_together
 from baton.kv_transfer.sending.read_ahead import MAX_AHEAD
@@ -226,7 +226,7 @@ async def test_a_receiver_that_takes_nothing_holds_up_no_other_and_is_not_read_f
         hashed.extend(cut.reading.transfer_id for cut in wanted)
         return read_together(wanted)
 
-    monkeypatch.setattr(read_ahead, "read_together", note)
+    monkeypatch.setattr(pieces, "read_together", note)
     owner = OneThread()
     outbox = Outbox(prefill.sender, owner, max_piece_bytes=1)  # a piece a block: 12 of them
     slow = outbox.pieces(opening(prefill, decode))

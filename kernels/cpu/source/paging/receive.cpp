@@ -19,6 +19,7 @@ struct Receipt {
   int64_t num_units;
   // Bytes in the buffer: of the units that come next.
   int64_t num_bytes;
+  int64_t num_trailer_bytes;
 };
 
 namespace {
@@ -43,13 +44,13 @@ int fill(int socket, uint8_t* memory, int64_t size, int64_t& done) {
 
 }  // namespace
 
-// A header that is as `expected`, else ANOTHER, and the units of all `targets`, with a checksum of
-// each. NOT_YET: the socket's own time limit is over, or `limit_s`; to be called again, with the
+// A header that is as `expected`, else ANOTHER, the units of all `targets`, with a checksum of each,
+// and a trailer of so many bytes. NOT_YET: the socket's own time limit is over, or `limit_s`; to be called again, with the
 // same buffer of `buffer_bytes`, no fewer than a unit has. ENDED: by the other end.
 extern "C" int64_t baton_receive(int64_t socket, const Blocks* targets, int64_t num_units,
                                  int64_t unit_bytes, const uint8_t* expected, uint8_t* buffer,
                                  int64_t buffer_bytes, double limit_s, Receipt* receipt,
-                                 uint64_t* checksums) {
+                                 uint64_t* checksums, uint8_t* trailer, int64_t trailer_bytes) {
   const int64_t header_bytes = sizeof receipt->header;
   if (int why = fill(int(socket), receipt->header, header_bytes, receipt->num_header_bytes))
     return why;
@@ -74,5 +75,5 @@ extern "C" int64_t baton_receive(int64_t socket, const Blocks* targets, int64_t 
     if (receipt->num_units < num_all && seconds() > until) return copies_end(), NOT_YET;
   }
   copies_end();
-  return ALL;
+  return fill(int(socket), trailer, trailer_bytes, receipt->num_trailer_bytes);
 }

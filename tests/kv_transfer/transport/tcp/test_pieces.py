@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 from tests.kv_transfer.replicas import LAYOUT, TRANSFER
@@ -23,10 +23,13 @@ from tests.kv_transfer.transport.tcp.sharing import sharing, until
 from tests.kv_transfer.world import KV_BYTES, connected
 
 from baton.core.block_views import BlockViews
-from baton.core.errors import TransferAborted, TransferCut
+from baton.core.errors import CorruptPiece, TransferAborted, TransferCut
 from baton.kv_transfer.handoff.lease import ReceiverState
 from baton.kv_transfer.handoff.messages import OpenTransfer
 from baton.kv_transfer.handoff.transport import LentPiece, Parcel
+from baton.kv_transfer.layouts.integrity import checksums_of
+from baton.kv_transfer.transport.control import client
+from baton.kv_transfer.transport.control.wire import open_to_proto
 from baton.kv_transfer.transport.lent import SECRET_BYTES, Loan, Loans
 from baton.kv_transfer.transport.tcp import connection as connections
 from baton.kv_transfer.transport.tcp import serving
@@ -34,6 +37,7 @@ from baton.kv_transfer.transport.tcp.connection import Arrival, DataConnection
 from baton.kv_transfer.transport.tcp.frames import HEADER, Ticket, ticket_of
 from baton.kv_transfer.transport.tcp.serving import ServedConnection
 from baton.kv_transfer.transport.tcp.tcp import TcpSending, TcpTransport
+from baton.proto import kv_pb2 as pb
 
 NO_SECRET = bytes(SECRET_BYTES)
 Read: TypeAlias = Callable[[Arrival, Sequence[memoryview]], None]
@@ -265,6 +269,7 @@ async def test_a_connection_cut_within_a_piece_costs_that_piece(
         return cuts[0](self, parts, loans, num_bytes)
 
     monkeypatch.setattr(ServedConnection, "_send", send)
+    monkeypatch.setattr(serving, "can_send", lambda: False)
     async with connected("tcp") as it:
         reservation = await it.grant()
         await it.compute()
@@ -290,6 +295,7 @@ async def test_blocks_of_a_lease_that_ends_while_its_sender_stalls_are_free_at_o
         return False
 
     monkeypatch.setattr(ServedConnection, "_send", stall)
+    monkeypatch.setattr(serving, "can_send", lambda: False)
     monkeypatch.setattr(connections, "seconds_for", lambda num_bytes: 3600.0)
     if not is_compiled:  # else nothing of a piece is in its blocks before a MiB of it has come
         monkeypatch.setattr(connections, "can_receive", lambda unit_bytes: False)
@@ -309,6 +315,107 @@ async def test_blocks_of_a_lease_that_ends_while_its_sender_stalls_are_free_at_o
         await it.assert_nothing_is_left()
 
 
+class Striking:
+    """Strikes what P sends of its first piece: header, units and their checksums."""
+
+    def __init__(self, strike: Callable[[bytearray, int], None]) -> None:
+        self._strike = strike
+        self._has_struck = False
+
+    def send(self, connection: ServedConnection, loan: Loan) -> bool:
+        piece = loan.piece
+        data = b"".join(piece.views)
+        sums = checksums_of(piece.views, piece.unit_bytes)
+        message = bytearray(HEADER.pack(loan.number, len(data) + len(sums)) + data + sums)
+        if not self._has_struck:
+            self._strike(message, HEADER.size + len(data))
+            self._has_struck = True
+        connection._socket.sendall(message)
+        return len(message) == HEADER.size + len(data) + len(sums)
+
+
+@pytest.fixture(params=[True, False], ids=["compiled", "not compiled"])
+def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not request.param:
+        monkeypatch.setattr(connections, "can_receive", lambda unit_bytes: False)
+
+
+def flip_a_byte(message: bytearray, end: int) -> None:
+    message[end - 1] ^= 1
+
+
+def flip_a_checksum(message: bytearray, end: int) -> None:
+    message[end] ^= 1
+
+
+def cut_within_the_checksums(message: bytearray, end: int) -> None:
+    flip_a_byte(message, end)  # it must not be taken for right
+    del message[end + 3 :]
+
+
+@pytest.mark.usefixtures("reading")
+@pytest.mark.parametrize(
+    ("strike", "num_asked_again", "num_reopened"),
+    [(flip_a_byte, 1, 0), (cut_within_the_checksums, 0, 1)],
+)
+async def test_a_piece_that_its_checksums_do_not_prove_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+    strike: Callable[[bytearray, int], None],
+    num_asked_again: int,
+    num_reopened: int,
+) -> None:
+    striking = Striking(strike)
+    monkeypatch.setattr(ServedConnection, "_send_summed", lambda *at: striking.send(*at))
+    async with connected("tcp") as it:
+        reservation = await it.grant()
+        await it.compute()
+
+        report = await it.fetch(reservation)
+
+        assert (report.num_asked_again, report.num_reopened) == (num_asked_again, num_reopened)
+        assert it.decode.receiver.counters.num_bytes == KV_BYTES
+        await it.on_d.call(it.decode.adopt)
+        assert it.decode.holds_kv()
+        await it.assert_nothing_is_left()
+
+
+@pytest.mark.usefixtures("reading")
+async def test_a_piece_that_comes_again_with_another_checksum_is_not_trusted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    striking = Striking(flip_a_checksum)
+    monkeypatch.setattr(ServedConnection, "_send_summed", lambda *at: striking.send(*at))
+    async with connected("tcp") as it:
+        reservation = await it.grant()
+        await it.compute()
+
+        with pytest.raises(CorruptPiece, match="has arrived before, with other bytes"):
+            await it.fetch(reservation)
+
+        await it.assert_nothing_is_left()
+
+
+async def test_to_a_receiver_that_does_not_read_checksums_behind_the_bytes_they_are_announced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def older(*args: Any, **more: Any) -> pb.OpenRequest:
+        opening = open_to_proto(*args, **more)
+        opening.ClearField("reads_sums_behind")
+        return opening
+
+    monkeypatch.setattr(client, "open_to_proto", older)
+    monkeypatch.setattr(ServedConnection, "_send_summed", None)
+    async with connected("tcp") as it:
+        reservation = await it.grant()
+        await it.compute()
+
+        await it.fetch(reservation)
+
+        await it.on_d.call(it.decode.adopt)
+        assert it.decode.holds_kv()
+        await it.assert_nothing_is_left()
+
+
 async def test_a_stream_that_is_given_up_while_it_ends_leaves_nothing() -> None:
     async with sharing(PreparedSide(4, is_endless=True)) as (it, half, transport):
         opened = transport.open(it.address, it.request)
@@ -323,7 +430,10 @@ async def test_a_stream_that_is_given_up_while_it_ends_leaves_nothing() -> None:
         await it.side.all_back()
 
 
-@pytest.mark.parametrize("ticket", [b"abc", Ticket(1, NO_SECRET, 0), Ticket(1, NO_SECRET, 1 << 40)])
+@pytest.mark.parametrize(
+    "ticket",
+    [b"abc", Ticket(1, NO_SECRET, 0), Ticket(1, NO_SECRET, 1 << 40), Ticket(1, NO_SECRET, 64, 48)],
+)
 async def test_a_ticket_for_what_no_piece_could_be_is_refused(ticket: bytes | Ticket) -> None:
     class Forging(TcpSending):
         async def pack(self, piece: LentPiece, request: OpenTransfer) -> Parcel:

@@ -1,0 +1,124 @@
+// Sends a piece of KV to a socket from its blocks, and sums up its units on the way.
+//
+// Units are summed up right before they are sent, some at a time: so the system copies them from
+// the caches of the core, and memory is read once. Their checksums follow the piece. One call sends
+// a whole piece: the caller's other threads run meanwhile, and none of its blocks is a step of an
+// interpreter.
+#include <cerrno>
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <time.h>
+
+#include "checksum.h"
+
+// How far a piece has come. It begins as zeros, and is kept until the piece is sent.
+struct Dispatch {
+  // That are summed up.
+  int64_t num_units;
+  // That have left: of the header, the units and their checksums.
+  int64_t num_bytes;
+};
+
+namespace {
+
+enum { ALL = 0, NOT_YET = 1 };
+constexpr int64_t HEADER_BYTES = 16;
+constexpr int MAX_PARTS = 1024;  // IOV_MAX of Linux
+
+double seconds() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
+}
+
+struct Piece {
+  const Blocks* blocks;
+  int64_t num_units, unit_bytes;  // of each block
+
+  int64_t num_all() const { return blocks->num_rows * blocks->num_starts * num_units; }
+  uint8_t* unit(int64_t number) const {
+    const int64_t block = number / num_units;
+    const Cursor at{blocks, block / blocks->num_starts, block % blocks->num_starts};
+    return at.where() + number % num_units * unit_bytes;
+  }
+};
+
+// What one call of the system sends: memory that lies end to end is one part.
+struct Parts {
+  iovec parts[MAX_PARTS];
+  int count = 0;
+  int64_t num_bytes = 0;
+
+  // False if there is no room for it.
+  bool add(const void* memory, int64_t size) {
+    if (!size) return true;
+    iovec* last = count ? &parts[count - 1] : nullptr;
+    if (last && (uint8_t*)last->iov_base + last->iov_len == memory) {
+      last->iov_len += size_t(size);
+    } else {
+      if (count == MAX_PARTS) return false;
+      parts[count++] = {const_cast<void*>(memory), size_t(size)};
+    }
+    num_bytes += size;
+    return true;
+  }
+};
+
+// From byte `from` of header, units and checksums on, as far as units are summed up.
+void collect(Parts& parts, const Piece& piece, const uint8_t* header, int64_t num_summed,
+             const uint64_t* checksums, int64_t from) {
+  if (from < HEADER_BYTES) {
+    parts.add(header + from, HEADER_BYTES - from);
+    from = HEADER_BYTES;
+  }
+  const int64_t first = (from - HEADER_BYTES) / piece.unit_bytes;
+  int64_t begun = (from - HEADER_BYTES) % piece.unit_bytes;
+  for (int64_t i = first; i < num_summed; i++, begun = 0)
+    if (!parts.add(piece.unit(i) + begun, piece.unit_bytes - begun)) return;
+  const int64_t num_all = piece.num_all();
+  if (num_summed < num_all) return;
+  const int64_t behind = from - HEADER_BYTES - num_all * piece.unit_bytes;
+  const int64_t begin = behind > 0 ? behind : 0;
+  parts.add((const uint8_t*)checksums + begin, num_all * int64_t(sizeof *checksums) - begin);
+}
+
+}  // namespace
+
+// A header of 16 bytes, the units of all `sources`, then the checksum of each. `at_once` bytes, or
+// one unit, are summed up before they are sent. NOT_YET: the socket's own time limit is over, or
+// `limit_s`; to be called again, with the same `checksums`. A negative number: an errno.
+extern "C" int64_t baton_send(int64_t socket, const Blocks* sources, int64_t num_units,
+                              int64_t unit_bytes, const uint8_t* header, int64_t at_once,
+                              double limit_s, Dispatch* dispatch, uint64_t* checksums) {
+  const Piece piece{sources, num_units, unit_bytes};
+  const int64_t num_all = piece.num_all();
+  const int64_t most = at_once > unit_bytes ? at_once / unit_bytes : 1;
+  const int64_t total = HEADER_BYTES + num_all * (unit_bytes + int64_t(sizeof *checksums));
+  const double until = seconds() + limit_s;
+  while (dispatch->num_bytes < total) {
+    const int64_t summed = dispatch->num_units;
+    const bool is_next_due = !summed || dispatch->num_bytes == HEADER_BYTES + summed * unit_bytes;
+    if (is_next_due && summed < num_all) {
+      const int64_t stop = summed + most < num_all ? summed + most : num_all;
+      for (int64_t i = summed; i < stop; i++) {
+        const uint8_t* next = piece.unit(i + 1 < num_all ? i + 1 : i);
+        checksums[i] = checksum(piece.unit(i), nullptr, unit_bytes, next);
+      }
+      dispatch->num_units = stop;
+    }
+    Parts parts;
+    collect(parts, piece, header, dispatch->num_units, checksums, dispatch->num_bytes);
+    msghdr message{};
+    message.msg_iov = parts.parts;
+    message.msg_iovlen = size_t(parts.count);
+    const ssize_t sent = sendmsg(int(socket), &message, MSG_NOSIGNAL);
+    if (sent < 0)
+      return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? NOT_YET : -errno;
+    dispatch->num_bytes += sent;
+    // A call that does not send all has waited for long.
+    if (sent < parts.num_bytes || seconds() > until)
+      return dispatch->num_bytes < total ? NOT_YET : ALL;
+  }
+  return ALL;
+}

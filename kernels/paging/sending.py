@@ -1,0 +1,82 @@
+"""Pieces sent to a socket from their blocks, compiled, and summed up right before.
+
+The interpreter goes on meanwhile: other Python threads run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from enum import IntEnum
+from functools import cache
+
+from baton.core.block_views import BlockViews
+from baton.kernels.cpu.library import library
+from baton.kernels.paging.checksum_cpu import CONTIGUOUS, Blocks, Looks, num_units_of
+
+AT_ONCE_BYTES = 512 << 10
+"""Summed up, then sent. Less costs more calls of the system, each of which wakes the receiver, and
+more does not stay in the caches until the system copies it."""
+HEADER_BYTES = 16
+_WORD_BYTES = 8
+
+
+def can_send() -> bool:
+    """Whether this machine has the function."""
+    return library() is not None
+
+
+class State(IntEnum):
+    """What source/paging/send.cpp returns; a negative number is an errno."""
+
+    ALL = 0
+    NOT_YET = 1
+
+
+class _Dispatch(ctypes.Structure):
+    _fields_ = (("num_units", ctypes.c_int64), ("num_bytes", ctypes.c_int64))
+
+
+class Sending:
+    """One piece, behind its header and before its checksums, on one thread."""
+
+    def __init__(self, sources: BlockViews, unit_bytes: int, header: bytes) -> None:
+        """Only where it `can_send`, and with a `header` of `HEADER_BYTES`."""
+        if len(header) != HEADER_BYTES:
+            raise ValueError(f"a header of {len(header)} bytes")
+        self._sources = sources
+        self._unit_bytes = unit_bytes
+        self._header = header
+        self._dispatch = _Dispatch()
+        self._num_units = num_units_of(sources.size, unit_bytes)
+        self._sums = ctypes.create_string_buffer(_WORD_BYTES * self._num_units * len(sources))
+
+    def go_on(self, socket: int, limit_s: float) -> int:
+        """Send more, for about `limit_s` or the socket's own time limit: `State`, or -errno."""
+        with Looks() as looks:
+            blocks: Blocks = looks.at(self._sources, CONTIGUOUS)
+            found: int = _function()(
+                socket,
+                ctypes.addressof(blocks),
+                self._num_units,
+                self._unit_bytes,
+                self._header,
+                AT_ONCE_BYTES,
+                limit_s,
+                ctypes.addressof(self._dispatch),
+                ctypes.addressof(self._sums),
+            )
+        return found
+
+
+@cache
+def _function() -> ctypes._NamedFuncPointer:
+    compiled = library()
+    assert compiled is not None
+    function = compiled.baton_send
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    function.argtypes = (
+        *(number, pointer, number, number, ctypes.c_char_p, number),
+        *(ctypes.c_double, pointer, pointer),
+    )
+    function.restype = number
+    return function

@@ -1,0 +1,68 @@
+"""Pieces sent to a socket by compiled code: every byte and its checksums, however they are read."""
+
+from __future__ import annotations
+
+import errno
+import random
+import socket
+import struct
+
+import pytest
+
+from baton.core.block_views import BlockViews
+from baton.kernels.cpu.library import library
+from baton.kernels.paging.checksum import checksums
+from baton.kernels.paging.sending import AT_ONCE_BYTES, Sending, State
+
+HEADER = struct.pack("<QQ", 7, 1234)
+LIMIT_S = 60.0
+
+pytestmark = pytest.mark.skipif(library() is None, reason="no compiled kernels here")
+
+
+def ends() -> tuple[socket.socket, socket.socket]:
+    """The first takes little before the second reads."""
+    ours, theirs = socket.socketpair()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", 0, 1000))
+    theirs.setblocking(False)
+    return ours, theirs
+
+
+@pytest.mark.parametrize(
+    ("size", "unit_bytes"),
+    [(96, 24), (3 * 8192, 8192), (3 * (AT_ONCE_BYTES // 2 + 64), AT_ONCE_BYTES // 2 + 64)],
+    ids=["short units", "blocks of three units", "units of half of what is sent at once"],
+)
+def test_what_is_read_is_the_header_the_blocks_and_their_checksums(
+    size: int, unit_bytes: int
+) -> None:
+    starts, rows = [4 * size, 0, size], [0, 5 * size + 64]
+    memory = memoryview(random.Random(1).randbytes(11 * size))
+    sources = BlockViews(memory, starts, size, rows)
+    ours, theirs = ends()
+    sending = Sending(sources, unit_bytes, HEADER)
+    found = b""
+
+    while (state := sending.go_on(ours.fileno(), 0.0)) == State.NOT_YET:
+        found += theirs.recv(1 << 20)
+
+    assert state == State.ALL
+    ours.close()
+    theirs.setblocking(True)
+    while more := theirs.recv(1 << 20):
+        found += more
+    assert found == HEADER + b"".join(sources) + checksums(sources, unit_bytes)
+    theirs.close()
+
+
+def test_it_says_when_the_other_end_has_left() -> None:
+    ours, theirs = ends()
+    theirs.close()
+
+    found = Sending(BlockViews(memoryview(bytes(64)), [0], 64), 64, HEADER).go_on(
+        ours.fileno(), LIMIT_S
+    )
+
+    assert found == -errno.EPIPE
+    ours.close()
