@@ -39,7 +39,7 @@ class LentPiece:
     checksums: bytes
     """XXH3-64 of each (plane, block, head), in the order of the views, as in `integrity`."""
     unit_bytes: int = 0
-    """Of a piece without checksums, whose transport sums it up as it sends it; else 0."""
+    """Bytes of a unit, where the transport sums the piece up as it sends it; else 0."""
     give_back: Callable[[], None]
     """The views will not be read again. Once, or more often; from any thread."""
     message: bytes = b""
