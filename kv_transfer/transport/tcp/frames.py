@@ -5,7 +5,7 @@
       | <-- WELCOME ---------------------------- |
       | --- ASK: piece, its secret ------------> |   as soon as it is announced; many ahead
       | <== HEADER: piece, length; its bytes === |   in the order asked; length 0: not lent any more
-      | <== the checksums of its units ========= |   where they were not announced; of the length
+      | <== the checksums of its units ========= |   counted in the length; unless announced
 
 Both secrets came by the control channel: the admission with the answer to `Meet`, a piece's own in
 its ticket. They keep strangers and stray bytes out. A process that listens on the wire reads

@@ -164,5 +164,5 @@ def _is_summed_up_as_it_is_sent(piece: LentPiece) -> bool:
 
 
 def _checksums_behind(piece: LentPiece) -> bytes:
-    """None of a piece that was announced with its checksums."""
+    """The checksums that follow a piece; none if they were announced."""
     return checksums_of(piece.views, piece.unit_bytes) if piece.unit_bytes else b""
