@@ -15,6 +15,7 @@ from tests.tiny_checkpoints import FAMILIES, transformers_greedy
 
 from baton.core.ids import ReplicaId
 from baton.core.kv_arena import KvArena
+from baton.core.rank_memory import Introduction, OwnRows
 from baton.core.replicas import Role
 from baton.core.sampling import SamplingParams
 from baton.engine.assemble import assemble_engine
@@ -33,10 +34,10 @@ REGISTERED: list[RegisteredMemory] = []
 """In the process of a rank: its memory, which stays registered."""
 
 
-def introduce(arena: KvArena) -> bytes:
+def introduce(arena: KvArena, rows: OwnRows) -> Introduction:
     """As a rank on a GPU does."""
     REGISTERED.append(RegisteredMemory())
-    return REGISTERED[-1].introduce(arena)
+    return REGISTERED[-1].introduce(arena, rows)
 
 
 @pytest.fixture
