@@ -4,8 +4,8 @@
     a rank    checksums of its heads of some blocks; or rows that it has read: summed up, compared,
               zeroed where wrong, put into its blocks. Only checksums, or what was wrong, come back
 
-The bytes stay on the device of the rank that keeps them. What the lead's passes have ended is over
-at all ranks, for they add up their results within each layer; so ranks wait for no pass of theirs.
+The bytes stay on the device of the rank that keeps them. The lead waits for what it has launched
+(launched_work.py) before it asks, so that ranks need not wait for passes of their own.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from baton.core.errors import TransferCut
 from baton.core.kv_pool import DeviceWrite
 from baton.core.rank_memory import Answer, OwnRows, RankLine, RankPart
 from baton.engine.memory.device_rows import DeviceRows
+from baton.engine.ranks.launched_work import LaunchedWork
 from baton.kernels.paging.checksum import WORD_BYTES
 
 CHECKSUMS, WRITE_ROWS = "checksums", "write_rows"
@@ -71,20 +72,15 @@ class RankedRows:
         own: OwnRows,
         ranks: Sequence[RankMemory],
         held: Callable[[int], Iterable[HeldBytes]],
-        await_computed: Callable[[range], None],
-        await_passes: Callable[[], None],
+        launched: LaunchedWork,
     ) -> None:
-        """`whole`: all blocks, as the lead has them mapped; for what it has read itself.
-
-        `held`: each byte of a block of that plane once, by whom it is read from. `await_computed`
-        waits until these planes are computed by all ranks, `await_passes` for all launched passes.
-        """
+        """`whole`: all blocks, as the lead has them mapped; for what it has read itself. `held`:
+        each byte of a block of that plane once, by whom it is read from."""
         self._whole = whole
         self._own = own
         self._ranks = ranks
         self._held = held
-        self._await_computed = await_computed
-        self._await_passes = await_passes
+        self._launched = launched
 
     def takes(self, rows: Any) -> bool:
         return not isinstance(rows, Tensor) or self._whole.takes(rows)
@@ -97,7 +93,7 @@ class RankedRows:
             len(planes), len(blocks), (part.stop - part.start) // unit_bytes, dtype=torch.int64
         )
         shares = self._shares(planes, part)
-        self._await_computed(planes)
+        self._launched.await_computed(planes)
         asked: list[tuple[Tensor, Future[bytes] | bytes]] = []
         for (rank, start, stop, shift), rows in sorted(shares.items(), reverse=True):
             first = (start - part.start) // unit_bytes
@@ -142,7 +138,7 @@ class RankedRows:
             for part in writes[number].rows.parts:
                 of_rank = _PartWrite(number, writes[number], part, unit_bytes)
                 by_rank.setdefault(part.rank, []).append(of_rank)
-        self._await_passes()  # which may still write to these blocks, as those of another request
+        self._launched.await_passes()  # which may still write to these blocks, as those of another request
         told: list[tuple[list[_PartWrite], Future[list[list[int]]]]] = []
         own: list[_PartWrite] = []
         for rank, parts in by_rank.items():

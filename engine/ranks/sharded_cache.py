@@ -30,6 +30,7 @@ from baton.engine.memory.device_rows import DeviceRows
 from baton.engine.memory.huge_arena import HugeArena
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.memory.kv_staging import bytes_of, rows_of
+from baton.engine.ranks.launched_work import LaunchedWork
 from baton.engine.ranks.ranked_rows import HeldBytes, RankedRows, RankMemory
 from baton.engine.ranks.share_views import ShareViews
 from baton.engine.ranks.shares import PlaneShare, Share
@@ -74,8 +75,7 @@ class ShardedCache:
         self._parts = ShareViews(layout, self._shares, self.num_blocks)
         self.head_runs = () if self._is_at_once else self._parts.head_runs
         """See `BlockBytes.head_runs`."""
-        self._cleared: torch.cuda.Event | None = None
-        """Behind what was last cleared, if that may be amid it; on a GPU."""
+        self._launched = LaunchedWork(own)
 
     @property
     def huge(self) -> HugeArena | None:
@@ -188,9 +188,7 @@ class ShardedCache:
         if self._is_replicated or not all(lines[1:]):
             return self._rows
         ranks = [RankMemory(share.first_plane, share.line) for share in self._of_ranks]
-        return RankedRows(
-            self._rows, self.own.rows, ranks, self._held, self._await_computed, self._await_passes
-        )
+        return RankedRows(self._rows, self.own.rows, ranks, self._held, self._launched)
 
     @property
     def _rows(self) -> DeviceRows:
@@ -203,20 +201,6 @@ class ShardedCache:
         for share, heads in self._read[plane]:
             whole, part = self._spans(plane, share, heads)
             yield HeldBytes(share.rank, share.plane, range(whole.start, whole.stop), part.start)
-
-    def _await_computed(self, planes: range) -> None:
-        """Wait until these planes are computed, by all ranks: each rank's share of a layer is there
-        before the lead's layer ends, and the lead hears when other stages have computed theirs."""
-        cleared = self._cleared
-        if self.own.staging is not None:
-            self.own.staging.await_computed(planes)
-        if cleared is not None:
-            cleared.synchronize()
-
-    def _await_passes(self) -> None:
-        """Wait until no rank computes a pass that has been begun by now."""
-        if self.own.staging is not None:
-            self.own.staging.await_passes()
 
     def _scatter(self, staged: Tensor, planes: range, numbers: Tensor) -> None:
         for heads, part in self._parts_of(planes):
@@ -272,36 +256,25 @@ class ShardedCache:
         """Zero these blocks in one plane, at once."""
         for share in self._shares[plane]:
             share.blocks[list(blocks)] = 0
-        self._mark(plane)
+        self._launched.clears(plane)
 
     def clear_tail(self, block: int, plane: int, num_used: int) -> None:
         """Zero the slots of one block in one plane behind its first `num_used` tokens."""
         for share in self._shares[plane]:
             for start, stop in share.tail_spans(num_used):
                 share.blocks[block, start:stop] = 0
-        self._mark(plane)
+        self._launched.clears(plane)
 
     def settle(self) -> None:
         """Wait until what was cleared is zero with all ranks: told of a pass, others begin with it
         whatever the lead's GPU still has to do."""
-        if self._cleared is not None:
-            self._cleared.synchronize()
-            self._cleared = None
+        self._launched.await_cleared()
 
     def close_lines(self) -> None:
         """Ask nothing more of the ranks."""
         for share in self._of_ranks:
             if share.line is not None:
                 share.line.close()
-
-    def _mark(self, plane: int) -> None:
-        """Whoever reads the plane waits for what was just launched."""
-        staging = self.own.staging
-        if staging is None:
-            return
-        self._cleared = staging.launched()
-        if plane < len(self.own.planes):  # others are read on the same stream
-            staging.mark(plane)
 
     def _cover(self, plane: int) -> Iterator[tuple[PlaneShare, range]]:
         """Each head of the whole once, by whom it is read from."""

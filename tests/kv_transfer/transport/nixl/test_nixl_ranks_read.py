@@ -29,6 +29,7 @@ from tests.kv_transfer.world import World
 from baton.core.errors import TransferAborted, TransferCut, TransferError
 from baton.core.kv_layout import KvLayout
 from baton.core.kv_pool import DeviceWrite
+from baton.engine.blocks.block_bytes import Targets
 from baton.engine.memory.device_rows import DeviceRows
 from baton.engine.ranks.sharded_cache import ShardedCache
 from baton.kv_transfer.receiving.receiver import AbortReason
@@ -217,7 +218,8 @@ async def test_blocks_that_another_rank_still_writes_stay_in_quarantine_when_the
 ) -> None:
     async with ranks_read(monkeypatch, Fabric()) as it:
         is_writing, may_end = threading.Event(), threading.Event()
-        own_rows, write_rows = it.decode.cache.own.rows, DeviceRows.write_rows
+        cache: Any = it.decode.cache
+        own_rows, write_rows = cache.own.rows, DeviceRows.write_rows
 
         def slowly(rows: DeviceRows, *arguments: Any) -> list[list[int]]:
             if rows._block_bytes is not own_rows._block_bytes:  # not of the lead
@@ -260,11 +262,12 @@ async def test_what_must_be_regrouped_or_converted_is_read_by_the_lead_alone(
         await it.assert_nothing_is_left()
 
 
-async def test_units_that_no_device_sums_up_are_looked_at_on_the_hosts_of_the_ranks(
+async def test_what_ranks_cannot_write_as_it_lies_there_is_looked_at_on_the_leads_host(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    fabric, short = Fabric(), replace(FOUR_HEADS, head_dim=1)
-    async with on_devices(monkeypatch, fabric, short, is_looked_at=True, num_ranks=(2, 2)) as it:
+    fabric = Fabric()
+    monkeypatch.setattr(Targets, "takes_rows", lambda *_: False)  # some of it was there already
+    async with ranks_read(monkeypatch, fabric, is_looked_at=True) as it:
         reservation = await it.grant()
         await it.compute()
 
