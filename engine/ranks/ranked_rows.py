@@ -138,7 +138,7 @@ class RankedRows:
             for part in writes[number].rows.parts:
                 of_rank = _PartWrite(number, writes[number], part, unit_bytes)
                 by_rank.setdefault(part.rank, []).append(of_rank)
-        self._launched.await_passes()  # which may still write to these blocks, as those of another request
+        self._launched.await_passes()  # they may still write to these blocks, for another request
         told: list[tuple[list[_PartWrite], Future[list[list[int]]]]] = []
         own: list[_PartWrite] = []
         for rank, parts in by_rank.items():

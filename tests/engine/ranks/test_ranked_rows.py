@@ -6,11 +6,14 @@ import asyncio
 import os
 import threading
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
+from tests.engine.memory.ordered_cuda import pretend
 from tests.engine.ranks.sharded_caches import sharded
 from torch import Tensor
 
@@ -21,6 +24,8 @@ from baton.core.kv_layout import KvLayout
 from baton.core.kv_pool import DeviceWrite
 from baton.core.rank_memory import Answer, Introduction, OwnRows, RankPart
 from baton.engine.memory.kv_cache import KvCache
+from baton.engine.memory.kv_staging import KvStaging
+from baton.engine.ranks.rank_line import RankLine
 from baton.engine.ranks.sharded_cache import ShardedCache
 from baton.kv_transfer.layouts.integrity import checksums_of
 
@@ -201,3 +206,42 @@ def test_a_rank_that_fails_is_heard_of_when_no_other_writes_any_more(
     writing.join(60)
     assert [str(error) for error in raised] == ["its device has failed"]
     assert slow.has_written.is_set()
+
+
+def test_ranks_are_asked_when_what_the_lead_has_launched_before_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where a GPU goes on by itself: `OrderedCuda`."""
+    cuda = pretend(monkeypatch)
+    it, data = ranks_of("two stages of two", monkeypatch), random_data()
+    staging = it.cache.own.staging = KvStaging(it.cache.own.planes, it.cache.own.layout)
+    over: dict[str, set[str]] = {}
+    ask = RankLine.ask
+
+    def noted(self: RankLine, what: str, *about: Any) -> Future[Any]:
+        over[what] = cuda.awaited()
+        return ask(self, what, *about)
+
+    monkeypatch.setattr(RankLine, "ask", noted)
+    rows, part = it.cache.device_rows, slice(0, 4 * UNIT)
+    assert rows is not None
+    cuda.launch("the first layer")
+    staging.mark(0)
+    cuda.launch("the next pass")
+
+    rows.checksums(BLOCKS, range(1), part, UNIT)
+
+    assert over["checksums"] == {"the first layer"}
+    cuda.launch("a tail of another stage")
+    it.cache.clear_tail(1, 2, 2)
+
+    rows.checksums(BLOCKS, range(2, 3), part, UNIT)
+
+    assert "a tail of another stage" in over["checksums"]
+    cuda.launch("a pass")
+
+    parts = [it.part(rank, data) for rank in range(4)]
+    write = DeviceWrite(BLOCKS, range(WHOLE.num_planes), ReadRows(parts), sums_of(data))
+    assert rows.write_rows([write], UNIT) == [[]]
+
+    assert "a pass" in over["write_rows"]
