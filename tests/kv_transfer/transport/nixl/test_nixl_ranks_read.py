@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -35,7 +35,10 @@ from baton.engine.ranks.sharded_cache import ShardedCache
 from baton.kv_transfer.receiving.receiver import AbortReason
 from baton.kv_transfer.transport.auto.probe import Prober
 from baton.kv_transfer.transport.control.client import ControlClient
+from baton.kv_transfer.transport.nixl import sending
+from baton.kv_transfer.transport.nixl.nixl import NixlTransport
 from baton.kv_transfer.transport.nixl.rank_reads import RankReads
+from baton.kv_transfer.transport.nixl.reads import NixlReads
 
 FOUR_HEADS = replace(WIDE, num_kv_heads=4)
 LIMIT_S = 60.0
@@ -54,8 +57,17 @@ async def ranks_read(
     decode_layout: KvLayout | None = None,
     *,
     is_looked_at: bool = False,
+    is_rank_gone: bool = False,
 ) -> AsyncIterator[World]:
-    """`num_ranks`: P's and D's. `is_looked_at`: see `on_devices`; then D's lead may write, too."""
+    """`num_ranks`: P's and D's. `is_looked_at`: see `on_devices`; then D's lead may write, too.
+    Unless `is_rank_gone`, all buffers must be given back in the end."""
+    of_ranks: list[RankReads] = []
+
+    def noted(*about: Any) -> RankReads:
+        of_ranks.append(RankReads(*about))
+        return of_ranks[-1]
+
+    patch.setattr(sending, "RankReads", noted)
     async with on_devices(
         patch, fabric, FOUR_HEADS, decode_layout, is_looked_at=is_looked_at, num_ranks=num_ranks
     ) as it:
@@ -65,9 +77,23 @@ async def ranks_read(
             patch.setattr(cache, "_gathered", by_lead)
             patch.setattr(cache, "_scatter", by_lead)
         yield it
+        fabric.let_go()
+        assert isinstance(it.inner, NixlTransport)
+        await until_given_back([it.inner._reads])
+        if not is_rank_gone:
+            await until_given_back([each._reads for each in of_ranks])
+            assert not any(each._read_by_id for each in of_ranks)
         for share in cache.arena.shares[1:]:
             assert share.line is not None
             share.line.close()
+
+
+async def until_given_back(of_all: Sequence[NixlReads | None]) -> None:
+    """Every buffer can be used again."""
+    async with asyncio.timeout(LIMIT_S):
+        for buffers in [reads._buffers for reads in of_all if reads is not None]:
+            while sum(spare.num_bytes for spare in buffers._spare) < buffers.num_bytes:
+                await asyncio.sleep(0.001)
 
 
 def readers_of(fabric: Fabric) -> dict[str, list[Handle]]:
@@ -173,7 +199,7 @@ async def test_a_rank_that_ends_while_it_reads_ends_the_handoff_and_frees_every_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fabric = Fabric(is_holding=True)
-    async with ranks_read(monkeypatch, fabric) as it:
+    async with ranks_read(monkeypatch, fabric, is_rank_gone=True) as it:
         reservation = await it.grant()
         await it.compute()
         fetching = asyncio.create_task(it.fetch(reservation))
@@ -187,7 +213,6 @@ async def test_a_rank_that_ends_while_it_reads_ends_the_handoff_and_frees_every_
             with pytest.raises(TransferError, match="rank 1 of this replica is gone"):
                 await fetching
         await it.assert_nothing_is_left()
-        fabric.let_go()
 
 
 async def test_a_rank_whose_read_fails_fails_the_piece_and_it_is_read_again(
