@@ -71,7 +71,7 @@ class DeviceWrite:
     rows: Any
     """A torch tensor uint8 [planes x blocks, bytes] on the blocks' own device, or `RankRows`."""
     checksums: bytes
-    """Of each unit, by plane and block, as its sender computed them."""
+    """The checksum of each unit, by plane and block, as its sender computed it."""
 
 
 class BlockSource(Protocol):

@@ -75,4 +75,4 @@ class RankRows(Protocol):
     def parts(self) -> Sequence[RankPart]: ...
 
     def checksums(self, unit_bytes: int) -> bytes:
-        """Of all units, by plane, block and unit; each rank sums up what it has read."""
+        """Checksums of all units, by plane and block; each rank sums up what it has read."""

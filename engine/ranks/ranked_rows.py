@@ -182,7 +182,7 @@ class _PartWrite:
     """One rank's part of one write."""
 
     number: int
-    """Of the write."""
+    """The number of the write."""
     write: DeviceWrite
     part: RankPart
     unit_bytes: int
