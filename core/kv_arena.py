@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from baton.core.rank_memory import RankLine
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArenaShare:
@@ -28,7 +30,9 @@ class ArenaShare:
     """The anonymous file that holds its planes, as `KvArena.fd`."""
     introduction: bytes = b""
     """How others reach this memory, as the rank says whose process registered it
-    (`nixl.registered`); empty: this process has to register it."""
+    (`RegisteredMemory`); empty: this process has to register it."""
+    line: RankLine | None = None
+    """By which this process asks the rank to see to its own memory; None: it sees to it itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

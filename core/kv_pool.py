@@ -9,7 +9,7 @@ prefix), and is free to be reused when it has none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
@@ -69,7 +69,9 @@ class DeviceWrite:
     indices: Sequence[int]
     planes: range
     rows: Any
-    """A torch tensor uint8 [planes x blocks, bytes] on the blocks' own device."""
+    """A torch tensor uint8 [planes x blocks, bytes] on the blocks' own device, or `RankRows`."""
+    checksums: bytes
+    """The checksum of each unit, by plane and block, as its sender computed it."""
 
 
 class BlockSource(Protocol):
@@ -125,16 +127,11 @@ class BlockTargets(Protocol):
         """Whether `write_rows` takes them: they lie on the blocks' own device, which can sum up
         units of this length."""
 
-    def write_rows(
-        self,
-        writes: Sequence[DeviceWrite],
-        unit_bytes: int,
-        judge: Callable[[int, bytes], Iterable[int]],
-    ) -> None:
-        """As `write_blocks`, for all of the writes.
+    def write_rows(self, writes: Sequence[DeviceWrite], unit_bytes: int) -> list[list[int]]:
+        """As `write_blocks`, for all of the writes; each is verified first, where it lies.
 
-        `judge` is told the checksums of each one's units first, and says which of its rows are
-        wrong: these become zero, and are written as zeros.
+        Returns the numbers of each one's units that are wrong. Rows with such units are written as
+        zeros.
         """
 
 

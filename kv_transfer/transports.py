@@ -14,6 +14,7 @@ import torch
 
 from baton.core.errors import InvalidConfig
 from baton.core.kv_arena import KvArena
+from baton.core.rank_memory import Introduction, OwnRows
 from baton.kv_transfer.handoff.transport import SendingHalf, Transport
 from baton.kv_transfer.transport.auto.auto import AutoSending, AutoTransport, TransportOption
 from baton.kv_transfer.transport.auto.known_peers import Facts, WayReport
@@ -40,12 +41,14 @@ class TransportParts:
     channels: Channels = field(default_factory=Channels)
     device: str = "cpu"
     """Where this replica's KV lies, as torch names it."""
+    arena: KvArena | None = None
+    """The memory that it lies in."""
     require: tuple[str, ...] = ()
     """What `auto` may choose from; empty: everything."""
 
 
-Introduce = Callable[[KvArena], bytes]
-"""Registers memory for others; see `ArenaShare.introduction`."""
+Introduce = Callable[[KvArena, OwnRows], Introduction]
+"""Registers a rank's memory for others."""
 Fits = Callable[[TransportParts, str, Facts], bool]
 """Whether it could lead to the peer at this address that says these things of itself."""
 
@@ -97,7 +100,9 @@ TRANSPORTS: Mapping[str, TransportKind] = {
         reads_arena=True,
     ),
     "nixl": TransportKind(
-        lambda parts: NixlTransport(ControlClient(parts.channels), device=parts.device),
+        lambda parts: NixlTransport(
+            ControlClient(parts.channels), device=parts.device, arena=parts.arena
+        ),
         lambda parts, arena: NixlSending(arena),
         lacks=lambda: "" if find_spec("nixl") else "NIXL: pip install 'baton-llm[nixl]'",
         reads_arena=True,

@@ -3,7 +3,7 @@ read or write."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -12,26 +12,17 @@ import torch
 from baton.core.kv_arena import KvArena
 from baton.core.kv_layout import KvLayout
 from baton.core.kv_pool import DeviceWrite
+from baton.core.rank_memory import OwnRows
 from baton.kernels.paging.checksum import can_sum_up
 
 
-class RowsOnDevice(Protocol):
+class RowsOnDevice(OwnRows, Protocol):
     """Whole blocks in device memory, accessed without copying them to the host. Implemented by
-    `baton.engine.memory.device_rows.DeviceRows`."""
+    `baton.engine.memory.device_rows.DeviceRows` and, for several ranks, by
+    `baton.engine.ranks.ranked_rows.RankedRows`."""
 
-    @property
-    def device(self) -> torch.device: ...
-
-    def checksums(
-        self, blocks: Sequence[int], planes: range, part: slice, unit_bytes: int
-    ) -> bytes: ...
-
-    def write_rows(
-        self,
-        writes: Sequence[DeviceWrite],
-        unit_bytes: int,
-        judge: Callable[[int, bytes], Iterable[int]],
-    ) -> None: ...
+    def takes(self, rows: Any) -> bool:
+        """Whether `write_rows` takes rows that lie where these do."""
 
 
 class BlockBytes(Protocol):
@@ -168,14 +159,9 @@ class Targets:
 
     def takes_rows(self, rows: Any, unit_bytes: int) -> bool:
         own = self.memory.device_rows
-        return own is not None and own.device == rows.device and can_sum_up(unit_bytes)
+        return own is not None and own.takes(rows) and can_sum_up(unit_bytes)
 
-    def write_rows(
-        self,
-        writes: Sequence[DeviceWrite],
-        unit_bytes: int,
-        judge: Callable[[int, bytes], Iterable[int]],
-    ) -> None:
+    def write_rows(self, writes: Sequence[DeviceWrite], unit_bytes: int) -> list[list[int]]:
         own = self.memory.device_rows
         if own is None:
             raise ValueError("these blocks are not in device memory; no rows can be copied there")
@@ -183,7 +169,7 @@ class Targets:
             replace(write, indices=[self._block(index) for index in write.indices])
             for write in writes
         ]
-        own.write_rows(to_blocks, unit_bytes, judge)
+        return own.write_rows(to_blocks, unit_bytes)
 
     def _block(self, index: int) -> int:
         if not self.start <= index < len(self.blocks):

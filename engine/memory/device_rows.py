@@ -10,9 +10,10 @@ call, and blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from torch import Tensor
 from baton.core.kv_pool import DeviceWrite
 from baton.engine.memory.kv_staging import KvStaging
 from baton.kernels.gpu.upload import uploaded
-from baton.kernels.paging.checksum import row_checksums
+from baton.kernels.paging.checksum import differing, row_checksums
 
 Gather = Callable[[range, Tensor], Tensor]
 """Equal planes, and block numbers on the device -> uint8 [planes x blocks, bytes]."""
@@ -52,18 +53,18 @@ class DeviceRows:
         on_host = torch.frombuffer(data, dtype=torch.uint8).view(shape)
 
         def copied() -> list[DeviceWrite]:
-            return [DeviceWrite(blocks, planes, on_host.to(self.device, non_blocking=True))]
+            there = on_host.to(self.device, non_blocking=True)
+            return [DeviceWrite(blocks, planes, there, b"")]
 
         self._write(copied)
 
-    def write_rows(
-        self,
-        writes: Sequence[DeviceWrite],
-        unit_bytes: int,
-        judge: Callable[[int, bytes], Iterable[int]],
-    ) -> None:
-        """See `BlockTargets.write_rows`; `indices` are blocks. Raises ValueError on any other
-        length."""
+    def takes(self, rows: Any) -> bool:
+        """Whether `write_rows` takes rows that lie there."""
+        return isinstance(rows, Tensor) and rows.device == self.device
+
+    def write_rows(self, writes: Sequence[DeviceWrite], unit_bytes: int) -> list[list[int]]:
+        """See `OwnRows.write_rows`. Raises ValueError for rows of any other length."""
+        bad: list[list[int]] = []
         shaped = [
             replace(
                 each, rows=each.rows.view(self._shape(each.indices, each.planes, each.rows.nbytes))
@@ -72,13 +73,17 @@ class DeviceRows:
         ]
 
         def verified() -> list[DeviceWrite]:
-            rows = [each.rows for each in writes]
-            for number, sums in enumerate(row_checksums(rows, unit_bytes)):
-                for index in judge(number, sums):
-                    rows[number][index] = 0
+            found = row_checksums([each.rows for each in shaped], unit_bytes)
+            for each, actual in zip(shaped, found, strict=True):
+                wrong = differing(actual, each.checksums)
+                num_units = each.rows.shape[2] // unit_bytes
+                for row in {unit // num_units for unit in wrong}:
+                    each.rows.flatten(0, 1)[row] = 0
+                bad.append(wrong)
             return shaped
 
         self._write(verified)
+        return bad
 
     def checksums(
         self, blocks: Sequence[int], planes: range, part: slice, unit_bytes: int

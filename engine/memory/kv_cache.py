@@ -206,15 +206,17 @@ class KvCache:
         """Replace whole blocks of equal planes, ordered by plane and block; thread-safe. Raises
         ValueError for a wrong length.
         """
-        self._rows.write_blocks(blocks, planes, data)
+        self.rows.write_blocks(blocks, planes, data)
 
     @property
     def device_rows(self) -> DeviceRows | None:
-        return None if self.is_in_memory else self._rows
+        return None if self.is_in_memory else self.rows
 
     @property
-    def _rows(self) -> DeviceRows:
-        """Created on demand, since a stored one would form a reference cycle and keep the memory
+    def rows(self) -> DeviceRows:
+        """Whole blocks where they lie, wherever that is.
+
+        Created on demand, since a stored one would form a reference cycle and keep the memory
         alive."""
         return DeviceRows(
             self.planes[0].device, self.staging, self._sizes, self._gathered, self._scatter

@@ -62,6 +62,19 @@ class KvStaging:
         event.record(torch.cuda.current_stream(self._device))
         return event
 
+    def await_computed(self, planes: range) -> None:
+        """Wait, on this thread, until these planes are computed."""
+        for computed in self._computed[planes.start : planes.stop]:
+            if computed is not None:
+                computed.synchronize()
+
+    def await_passes(self) -> None:
+        """Wait, on this thread, until all launched passes are over."""
+        with torch.cuda.device(self._device):
+            launched = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            launched.record(self._passes)
+            launched.synchronize()
+
     def views(self, blocks: Sequence[int], planes: range) -> tuple[memoryview, ...]:
         """Copies of the blocks' bytes in equal planes, once they are computed."""
         layers = [self._planes[plane] for plane in planes]

@@ -3,7 +3,8 @@
 all      load their share            compare fingerprints: they must be of the same model
 lead     decides how many blocks     makes the memory that the others' KV lies in, on CPUs
 others   open that memory; or, on GPUs, let the lead map theirs (CUDA IPC: one host)
-         and tell it how other replicas reach theirs, if they do without the lead
+         and tell it how other replicas reach theirs, if they do without the lead,
+         and by which line the lead asks them to see to their own blocks (rank_line.py)
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch.multiprocessing.reductions import reduce_tensor
 from baton.core.errors import InvalidConfig
 from baton.core.kv_arena import KvArena
 from baton.core.kv_layout import KvLayout
+from baton.core.rank_memory import Introduction, OwnRows
 from baton.engine.cache_plan import CachePlan
 from baton.engine.checkpoint.load import LoadedModel
 from baton.engine.memory.kv_cache import KvCache
@@ -31,6 +33,8 @@ from baton.engine.passes.runner import ModelRunner
 from baton.engine.ranks.context import ContextRunner
 from baton.engine.ranks.lead import LeadRunner
 from baton.engine.ranks.pipeline import StageRunner
+from baton.engine.ranks.rank_line import RankLine, RankPort
+from baton.engine.ranks.ranked_rows import CHECKSUMS, answering_checksums
 from baton.engine.ranks.sharded_cache import ShardedCache
 from baton.engine.ranks.shares import Share, SharedMemory, open_place
 
@@ -38,9 +42,11 @@ KV = "kv"
 """The key under which a rank publishes the location of its KV."""
 INTRODUCTION = "kv introduction"
 """The key under which a rank publishes how other replicas reach its memory."""
+LINE = "kv line"
+"""The key under which a rank publishes where the lead asks it; empty: nowhere."""
 
-Introduce: TypeAlias = Callable[[KvArena], bytes]
-"""Registers a rank's own memory for others; see `ArenaShare.introduction`."""
+Introduce: TypeAlias = Callable[[KvArena, OwnRows], Introduction]
+"""Registers a rank's own memory for others."""
 
 
 def lead_runner(
@@ -58,7 +64,7 @@ def lead_runner(
     else:
         shares = [_map_memory(loaded, layout, rank, ranks) for rank in range(1, ranks.size)]
     shares = [
-        replace(share, introduction=ranks.word_of(INTRODUCTION, rank))
+        replace(share, introduction=ranks.word_of(INTRODUCTION, rank), line=_line_to(ranks, rank))
         for rank, share in enumerate(shares, start=1)
     ]
     if not is_on_cpu:
@@ -81,9 +87,20 @@ def following_runner(
         cache = _own_cache(loaded, plan)
         handles = [reduce_tensor(plane) for plane in cache.planes]  # type: ignore[no-untyped-call]
         ranks.leave_word(KV, pickle.dumps(handles))
-    ranks.leave_word(INTRODUCTION, introduce(cache.arena) if introduce is not None else b"")
+    introduction, place = b"", b""
+    if introduce is not None:
+        introduction, answers = introduce(cache.arena, cache.rows)
+        port = RankPort({**answers, CHECKSUMS: answering_checksums(cache.rows)})
+        place = pickle.dumps(port.place)
+    ranks.leave_word(INTRODUCTION, introduction)
+    ranks.leave_word(LINE, place)
     _least(plan.num_blocks, ranks)  # the lead may close its handle now
     return _own_runner(loaded, cache)
+
+
+def _line_to(ranks: RankGroup, rank: int) -> RankLine | None:
+    place = ranks.word_of(LINE, rank)
+    return RankLine(pickle.loads(place), rank) if place else None
 
 
 def _own_cache(loaded: LoadedModel, plan: CachePlan, memory: int | None = None) -> KvCache:

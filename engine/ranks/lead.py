@@ -120,6 +120,7 @@ class LeadRunner:
     def close(self) -> None:
         """Release the other ranks."""
         self._ranks.tell(stop_words())
+        self.cache.close_lines()
 
 
 def follow(own: ModelRunner) -> None:

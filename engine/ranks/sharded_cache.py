@@ -5,11 +5,12 @@
 
 The memory of every rank is mapped into the lead's process, so whoever reads or writes a block need
 not know of ranks. On a CPU the heads of one rank are shown where they lie: KV that travels by ranks
-is neither put together nor taken apart here. Heads that several ranks keep (more ranks than heads,
-latents, what groups keep) are written to all of them, and read from the first; a stage of a
-pipeline keeps the planes of its layers. The ranks themselves only read and write KV within a pass,
-which the lead begins: what it wrote before is there by then, for it waits for that; and what it
-cleared, once it has called `settle`.
+is neither put together nor taken apart here. On GPUs, ranks that the lead can ask see to their own
+blocks where bytes stay on their devices (ranked_rows.py). Heads that several ranks keep (more ranks
+than heads, latents, what groups keep) are written to all of them, and read from the first; a stage
+of a pipeline keeps the planes of its layers. Otherwise the ranks only read and write KV within a
+pass, which the lead begins: what it wrote before is there by then, for it waits for that; and what
+it cleared, once it has called `settle`.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from torch import Tensor
 
 from baton.core.block_views import DividedBlocks, part_of
 from baton.core.kv_arena import KvArena
-from baton.core.kv_layout import SCALE_BYTES, KvLayout
+from baton.core.kv_layout import KvLayout
 from baton.engine.memory.device_rows import DeviceRows
 from baton.engine.memory.huge_arena import HugeArena
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.memory.kv_staging import bytes_of, rows_of
+from baton.engine.ranks.launched_work import LaunchedWork
+from baton.engine.ranks.ranked_rows import HeldBytes, RankedRows, RankMemory
 from baton.engine.ranks.share_views import ShareViews
 from baton.engine.ranks.shares import PlaneShare, Share
 from baton.kernels.gpu.upload import uploaded
@@ -61,15 +64,18 @@ class ShardedCache:
         self._is_at_once = own.device.type == "cuda" if is_at_once is None else is_at_once
         shares = self._of_ranks = [Share.of_cache(own), *others]
         self._shares = [
-            [found for share in shares if (found := share.of_plane(plane)) is not None]
+            [
+                found
+                for rank, share in enumerate(shares)
+                if (found := share.of_plane(plane, rank)) is not None
+            ]
             for plane in range(layout.num_planes)
         ]
         self._read = [list(self._cover(plane)) for plane in range(layout.num_planes)]
         self._parts = ShareViews(layout, self._shares, self.num_blocks)
         self.head_runs = () if self._is_at_once else self._parts.head_runs
         """See `BlockBytes.head_runs`."""
-        self._cleared: torch.cuda.Event | None = None
-        """Behind what was last cleared, if that may be amid it; on a GPU."""
+        self._launched = LaunchedWork(own)
 
     @property
     def huge(self) -> HugeArena | None:
@@ -175,8 +181,14 @@ class ShardedCache:
             self.write(block, plane, data[number * size : (number + 1) * size])
 
     @property
-    def device_rows(self) -> DeviceRows | None:
-        return self._rows if self._is_at_once else None
+    def device_rows(self) -> DeviceRows | RankedRows | None:
+        if not self._is_at_once:
+            return None
+        lines = [share.line for share in self._of_ranks]
+        if self._is_replicated or not all(lines[1:]):
+            return self._rows
+        ranks = [RankMemory(share.first_plane, share.line) for share in self._of_ranks]
+        return RankedRows(self._rows, self.own.rows, ranks, self._held, self._launched)
 
     @property
     def _rows(self) -> DeviceRows:
@@ -184,6 +196,11 @@ class ShardedCache:
         sizes = [plane.layer_block_bytes for plane in self.layout.planes]
         device, staging = self.own.planes[0].device, self.own.staging
         return DeviceRows(device, staging, sizes, self._gathered, self._scatter)
+
+    def _held(self, plane: int) -> Iterator[HeldBytes]:
+        for share, heads in self._read[plane]:
+            whole, part = self._spans(plane, share, heads)
+            yield HeldBytes(share.rank, share.plane, range(whole.start, whole.stop), part.start)
 
     def _scatter(self, staged: Tensor, planes: range, numbers: Tensor) -> None:
         for heads, part in self._parts_of(planes):
@@ -239,30 +256,25 @@ class ShardedCache:
         """Zero these blocks in one plane, at once."""
         for share in self._shares[plane]:
             share.blocks[list(blocks)] = 0
-        self._mark(plane)
+        self._launched.clears(plane)
 
     def clear_tail(self, block: int, plane: int, num_used: int) -> None:
         """Zero the slots of one block in one plane behind its first `num_used` tokens."""
         for share in self._shares[plane]:
-            for start, stop in _tail_spans(share.layout, num_used):
+            for start, stop in share.tail_spans(num_used):
                 share.blocks[block, start:stop] = 0
-        self._mark(plane)
+        self._launched.clears(plane)
 
     def settle(self) -> None:
         """Wait until what was cleared is zero with all ranks: told of a pass, others begin with it
         whatever the lead's GPU still has to do."""
-        if self._cleared is not None:
-            self._cleared.synchronize()
-            self._cleared = None
+        self._launched.await_cleared()
 
-    def _mark(self, plane: int) -> None:
-        """Whoever reads the plane waits for what was just launched."""
-        staging = self.own.staging
-        if staging is None:
-            return
-        self._cleared = staging.launched()
-        if plane < len(self.own.planes):  # others are read on the same stream
-            staging.mark(plane)
+    def close_lines(self) -> None:
+        """Ask nothing more of the ranks."""
+        for share in self._of_ranks:
+            if share.line is not None:
+                share.line.close()
 
     def _cover(self, plane: int) -> Iterator[tuple[PlaneShare, range]]:
         """Each head of the whole once, by whom it is read from."""
@@ -284,21 +296,3 @@ class ShardedCache:
             slice(heads.start * size, heads.stop * size),
             slice((heads.start - first) * size, (heads.stop - first) * size),
         )
-
-
-def _tail_spans(layout: KvLayout, num_used: int) -> Iterator[tuple[int, int]]:
-    """Bytes of the slots behind `num_used` in a block of one plane: of items, and of scales.
-
-    A block that would be in 4 bits is written as a whole, or not at all.
-    """
-    if layout.is_int4:
-        yield 0, layout.layer_block_bytes
-        return
-    parts = [(0, layout.token_bytes)]
-    if layout.has_scales:
-        parts.append((layout.items_bytes, SCALE_BYTES))
-    for head in range(layout.num_kv_heads):
-        for begin, size in parts:
-            for vector in range(layout.num_vectors):
-                start = head * layout.unit_bytes + begin + vector * layout.block_size * size
-                yield start + num_used * size, start + layout.block_size * size

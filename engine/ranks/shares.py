@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from baton.core.kv_arena import ArenaShare
-from baton.core.kv_layout import KvLayout
+from baton.core.kv_layout import SCALE_BYTES, KvLayout
+from baton.core.rank_memory import RankLine
 from baton.engine.memory.kv_cache import KvCache, seal
 from baton.kernels.cpu.shared_mapping import mapped
 
@@ -44,6 +45,8 @@ class Share:
     """See `ArenaShare`."""
     introduction: bytes = b""
     """See `ArenaShare`."""
+    line: RankLine | None = None
+    """See `ArenaShare`."""
 
     @classmethod
     def of_cache(cls, cache: KvCache) -> Share:
@@ -55,13 +58,14 @@ class Share:
         fd = cache.arena.fd
         return cls(cache.layout, planes, memory=where.memory, starts=where.rows, fd=fd)
 
-    def of_plane(self, plane: int) -> PlaneShare | None:
-        """The share of a plane; None if another stage has it."""
+    def of_plane(self, plane: int, rank: int) -> PlaneShare | None:
+        """The share of a plane, as that of the `rank`-th; None if another stage has it."""
         own = plane - self.first_plane
         if not 0 <= own < len(self.planes):
             return None
         start = self.starts[own] if self.starts else 0
-        return PlaneShare(self.layout.planes[own], self.planes[own], self.memory, start)
+        layout, planes = self.layout.planes[own], self.planes[own]
+        return PlaneShare(layout, rank, own, planes, self.memory, start)
 
     @property
     def is_lendable(self) -> bool:
@@ -78,6 +82,7 @@ class Share:
             starts=tuple(plane.first_kv_head * plane.unit_bytes for plane in self.layout.planes),
             fd=self.fd,
             introduction=self.introduction,
+            line=self.line,
         )
 
 
@@ -86,6 +91,9 @@ class PlaneShare:
     """One rank's share of one plane."""
 
     layout: KvLayout
+    rank: int
+    plane: int
+    """As the rank numbers it."""
     blocks: Tensor
     """Bytes [blocks, bytes of its heads]."""
     memory: memoryview
@@ -97,6 +105,24 @@ class PlaneShare:
     def heads(self) -> range:
         """KV heads, as the model numbers them."""
         return range(self.layout.first_kv_head, self.layout.stop_kv_head)
+
+    def tail_spans(self, num_used: int) -> Iterator[tuple[int, int]]:
+        """Bytes of a block's slots behind the first `num_used`: of items, and of scales.
+
+        A block that would be in 4 bits is written as a whole, or not at all.
+        """
+        layout = self.layout
+        if layout.is_int4:
+            yield 0, layout.layer_block_bytes
+            return
+        parts = [(0, layout.token_bytes)]
+        if layout.has_scales:
+            parts.append((layout.items_bytes, SCALE_BYTES))
+        for head in range(layout.num_kv_heads):
+            for begin, size in parts:
+                for vector in range(layout.num_vectors):
+                    start = head * layout.unit_bytes + begin + vector * layout.block_size * size
+                    yield start + num_used * size, start + layout.block_size * size
 
 
 class AnonymousFile:

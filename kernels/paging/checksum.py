@@ -102,6 +102,21 @@ def row_checksums(groups: Sequence[Tensor], unit_bytes: int) -> list[bytes]:
     return [bytes(packed[start:stop]) for start, stop in pairwise([0, *stops])]
 
 
+def differing(actual: bytes, expected: bytes) -> list[int]:
+    """The numbers of the units whose checksums are not as expected. Raises ValueError if there are
+    not equally many."""
+    if len(actual) != len(expected):
+        raise ValueError(f"{len(actual)} bytes of checksums, {len(expected)} expected")
+    if actual == expected:
+        return []
+    starts = range(0, len(actual), WORD_BYTES)
+    return [
+        number
+        for number, start in enumerate(starts)
+        if actual[start : start + WORD_BYTES] != expected[start : start + WORD_BYTES]
+    ]
+
+
 def signed(checksum: int) -> int:
     """As an int64 of the same bits."""
     return checksum - (1 << 64) if checksum >> 63 else checksum

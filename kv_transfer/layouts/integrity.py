@@ -18,6 +18,7 @@ import xxhash
 from torch import Tensor
 
 from baton.core.block_views import num_bytes_of
+from baton.core.rank_memory import RankRows
 from baton.kernels.paging import checksum
 from baton.kernels.paging.checksum import Buffer
 
@@ -51,11 +52,13 @@ def copied_checksums(
     return checksums_of(targets, unit_bytes)
 
 
-def checksums_on_device(rows: Tensor, unit_bytes: int) -> bytes | None:
+def checksums_on_device(rows: Tensor | RankRows, unit_bytes: int) -> bytes | None:
     """As `checksums_of`, of uint8 [blocks, bytes], summed up where they lie, beside what else their
     device does; None for units that no device sums up."""
     if not checksum.can_sum_up(unit_bytes):
         return None
+    if not isinstance(rows, Tensor):
+        return rows.checksums(unit_bytes)
     if not rows.is_cuda:
         return checksum.row_checksums((rows,), unit_bytes)[0]
     own = torch.cuda.Stream(rows.device)  # type: ignore[no-untyped-call]

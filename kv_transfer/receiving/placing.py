@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 from baton.core.block_views import ArrivingBlocks, BlockViews, DeviceBlocks, part_of
 from baton.core.kv_pool import DeviceWrite
+from baton.kernels.paging.checksum import differing
 from baton.kv_transfer.layouts.convert import converted
 from baton.kv_transfer.layouts.integrity import (
-    CHECKSUM_BYTES,
     checksums_of,
     copied_checksums,
     copied_together,
@@ -125,21 +125,17 @@ def _place_rows(fills: Sequence[Fill], unit_bytes: int) -> dict[Fill, list[Unit]
 
     All fills go together: the device is waited for twice, however many they are.
     """
-    bad: dict[Fill, list[Unit]] = {}
     writes = [
-        DeviceWrite(fill.blocks, fill.piece.planes, fill.piece.views.rows)
+        DeviceWrite(fill.blocks, fill.piece.planes, fill.piece.views.rows, fill.piece.checksums)
         for fill in fills
         if isinstance(fill.piece.views, DeviceBlocks)
     ]
-
-    def judge(number: int, actual: bytes) -> Iterable[int]:
-        fill = fills[number]
-        if bad_by_target := _compared(fill, fill.blocks, actual):
-            bad[fill] = [unit for units in bad_by_target.values() for unit in units]
-        return bad_by_target
-
-    fills[0].targets.write_rows(writes, unit_bytes, judge)  # of one lease
-    return bad
+    found = fills[0].targets.write_rows(writes, unit_bytes)  # of one lease
+    return {
+        fill: [unit for units in _by_target(fill, fill.blocks, wrong).values() for unit in units]
+        for fill, wrong in zip(fills, found, strict=True)
+        if wrong
+    }
 
 
 def _place_by_scratch(fill: Fill) -> list[Unit]:
@@ -186,16 +182,13 @@ def _copy(fill: Fill, block: int, target: memoryview) -> list[Unit]:
 def _compared(fill: Fill, blocks: Sequence[int], actual: bytes) -> dict[int, list[Unit]]:
     """The units that are not what their sender computed, by the position of their block: first the
     blocks of the first plane, and so on."""
-    expected = fill.checksums(blocks)
-    if actual == expected:
-        return {}
-    bad: dict[int, list[Unit]] = {}
-    num_heads = fill.placement.arriving.num_kv_heads
-    assert len(actual) == len(expected), "checked when the fill was begun"
-    for start in range(0, len(actual), CHECKSUM_BYTES):
-        stop = start + CHECKSUM_BYTES
-        if actual[start:stop] != expected[start:stop]:
-            position, head = divmod(start // CHECKSUM_BYTES, num_heads)
-            unit = Unit(blocks[position % len(blocks)], head)
-            bad.setdefault(position, []).append(unit)
-    return bad
+    return _by_target(fill, blocks, differing(actual, fill.checksums(blocks)))
+
+
+def _by_target(fill: Fill, blocks: Sequence[int], wrong: Iterable[int]) -> dict[int, list[Unit]]:
+    """These units, given by number, likewise by the position of their block."""
+    found: dict[int, list[Unit]] = {}
+    for number in wrong:
+        position, head = divmod(number, fill.placement.arriving.num_kv_heads)
+        found.setdefault(position, []).append(Unit(blocks[position % len(blocks)], head))
+    return found

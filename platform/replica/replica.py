@@ -184,7 +184,8 @@ async def start_replica(
     Replicas of one process that are to reach each other in memory share their `parts`.
     """
     parts = parts or TransportParts(channels=Channels(_security(config)))
-    parts = replace(parts, device=engine.runner.cache.arena.device, require=config.transfer.require)
+    arena, require = engine.runner.cache.arena, config.transfer.require
+    parts = replace(parts, device=arena.device, arena=arena, require=require)
     transports = Transports(parts)
     chaos = config.chaos.start(replica_id)
     exchange = ExchangeParts(
@@ -202,7 +203,7 @@ async def start_replica(
         engine=engine,
         replica_id=replica_id,
         exchange=exchange,
-        halves=create_sending_halves(parts, engine.runner.cache.arena),
+        halves=create_sending_halves(parts, arena),
     )
     worker = it.prefill_worker() if role is Role.PREFILL else it.decode_worker()
     probing = PeerProbing(transports, Prober(ControlClient(parts.channels)), exchange.epoch)

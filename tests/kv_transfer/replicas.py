@@ -202,10 +202,12 @@ class DecodeReplica:
         config: ReceiverConfig | None = None,
         num_ranks: int = 1,
         device: str = "cpu",
+        introduce: Introduce | None = None,
     ) -> None:
+        """`introduce`: how ranks but the first read for themselves, if they do."""
         self.layout = layout
         self.clock = ManualClock()
-        self.cache: KvCache = cache_of(layout, num_ranks, num_blocks, device)
+        self.cache: KvCache = cache_of(layout, num_ranks, num_blocks, device, introduce)
         self.pool = BlockPool(self.cache)
         self.receiver = Receiver(self.pool, new_epoch(), config)
         self.requests: dict[TransferId, tuple[int, ...]] = {}

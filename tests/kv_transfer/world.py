@@ -118,8 +118,8 @@ class World:
         self.address = "prefill"
         self._server: grpc.aio.Server | None = None
         self.halves: list[SendingHalf] = []
-        own_device = self.decode.cache.arena.device
-        self.parts = TransportParts(switchboard=self.switchboard, device=own_device)
+        arena = self.decode.cache.arena
+        self.parts = TransportParts(switchboard=self.switchboard, device=arena.device, arena=arena)
         self.inner = create_transport(name, self.parts)
         self.transport = Altering(self.inner, alter)
         self.fetcher = Fetcher(

@@ -9,10 +9,11 @@ block b of plane p   | heads 0 1 | heads 2 3 |
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from baton.kv_transfer.transport.block_tickets import read_ticket
+from baton.kv_transfer.transport.block_tickets import BlockTicket, read_ticket
 from baton.kv_transfer.transport.control.client import AnnouncedPiece
 from baton.kv_transfer.transport.nixl.reading import Grid, Name, Reading, ReadPart
 from baton.kv_transfer.transport.rank_shares import RankShare, kept_by
@@ -105,6 +106,15 @@ class Arena(msgspec.Struct, frozen=True):
         ]
 
 
+class PieceRange(NamedTuple):
+    """What one reader reads of a piece."""
+
+    planes: range
+    """Counted from the first plane of the piece."""
+    span: range
+    """Bytes of each block, counted from the first that the piece has."""
+
+
 class PeerMemory:
     """The memory of one P, as its agents are known here."""
 
@@ -115,13 +125,21 @@ class PeerMemory:
         self._ranks = arena.all_ranks
         self._known: dict[tuple[int, range], list[tuple[int, range]]] = {}
 
-    def reading(self, announced: AnnouncedPiece) -> Reading:
-        """How to read a piece. Raises TransferCut for what is not in the arena."""
-        arena, first = self._arena, announced.message.plane
-        ticket = read_ticket(announced, num_blocks=arena.num_blocks, block_bytes=arena.block_bytes)
-        wanted = range(ticket.offset, ticket.offset + ticket.size)
+    def block_size(self, announced: AnnouncedPiece) -> int:
+        """Bytes of each block that a piece has. Raises TransferCut for what is not in the arena."""
+        return self._ticket(announced).size
+
+    def reading(self, announced: AnnouncedPiece, of_piece: PieceRange | None = None) -> Reading:
+        """How to read a piece, or a range of it. Raises TransferCut for what is not in the
+        arena."""
+        ticket = self._ticket(announced)
+        if of_piece is None:
+            of_piece = PieceRange(range(announced.num_planes), range(ticket.size))
+        planes, span = of_piece.planes, of_piece.span
+        first = announced.message.plane + planes.start
+        wanted = range(ticket.offset + span.start, ticket.offset + span.stop)
         planes_by_source: dict[tuple[int, range], list[int]] = {}
-        for plane in range(first, first + announced.num_planes):
+        for plane in range(first, first + len(planes)):
             for source in self._sources(plane, wanted):
                 planes_by_source.setdefault(source, []).append(plane)
         parts = [
@@ -129,7 +147,11 @@ class PeerMemory:
             for source, planes in planes_by_source.items()
             for part in self._parts(source, planes, ticket.blocks, first, wanted.start)
         ]
-        return Reading(parts, ticket.size, announced.num_planes * len(ticket.blocks))
+        return Reading(parts, len(span), len(planes) * len(ticket.blocks))
+
+    def _ticket(self, announced: AnnouncedPiece) -> BlockTicket:
+        arena = self._arena
+        return read_ticket(announced, num_blocks=arena.num_blocks, block_bytes=arena.block_bytes)
 
     def _parts(
         self,

@@ -8,7 +8,8 @@
 If P is several ranks, each process registers the memory that is its own: a rank on a GPU with an
 agent of its own (`RegisteredMemory`), whose metadata its lead tells; on CPUs the lead has the
 memory of all ranks mapped, and registers it. D reads each rank's heads from that rank's memory
-(arena.py).
+(arena.py). If D is several ranks on GPUs, each of them reads, verifies and writes the heads that it
+keeps (readers.py, rank_reads.py); the lead hears what was wrong.
 
 Both sides register the memory where their KV is, so between two GPUs bytes go from device to
 device. P computes checksums there before it announces pieces (`reads_in_place`); D reads pieces
@@ -28,7 +29,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -39,12 +40,13 @@ import torch
 from baton.core.block_views import BlockViews, DeviceBlocks
 from baton.core.errors import TransferCut, TransferError, TransportFailed
 from baton.core.ids import Epoch
+from baton.core.kv_arena import KvArena
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.transport.control.ahead import ahead
 from baton.kv_transfer.transport.control.client import AnnouncedPiece, ControlClient
-from baton.kv_transfer.transport.nixl.arena import Arena, PeerMemory
+from baton.kv_transfer.transport.nixl.arena import Arena
 from baton.kv_transfer.transport.nixl.buffers import BuffersInUse
-from baton.kv_transfer.transport.nixl.reading import Name
+from baton.kv_transfer.transport.nixl.readers import Landed, Peer, Readers, can_read, drop
 from baton.kv_transfer.transport.nixl.reads import CreateAgent, NixlReads, ReadResult, new_agent
 
 PATIENCE_S = 10.0
@@ -57,7 +59,7 @@ MAX_PEERS = 64
 class _Meeting:
     """An incarnation of P that was met, or is being met."""
 
-    meeting: asyncio.Task[PeerMemory]
+    meeting: asyncio.Task[Peer]
     num_streams: int = 0
     """Streams that read from it, or wait to."""
     is_idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -67,7 +69,7 @@ class _Meeting:
     """Nothing may come over this connection any more: nobody else begins on it."""
 
     @asynccontextmanager
-    async def used(self) -> AsyncIterator[PeerMemory]:
+    async def used(self) -> AsyncIterator[Peer]:
         self.num_streams += 1
         self.is_idle.clear()
         try:
@@ -83,7 +85,7 @@ class _Meeting:
             if not self.num_streams:
                 self.is_idle.set()
 
-    async def _peer(self) -> PeerMemory:
+    async def _peer(self) -> Peer:
         try:
             return await asyncio.shield(self.meeting)
         except asyncio.CancelledError:
@@ -104,9 +106,11 @@ class NixlTransport:
         create: CreateAgent = new_agent,
         device: torch.device | str = "cpu",
         *,
+        arena: KvArena | None = None,
         is_on_device: bool | None = None,
     ) -> None:
-        """`device`: where this replica's KV is, and bytes land.
+        """`device`: where this replica's KV is, and bytes land; `arena`: its memory, if it is in
+        pieces of several ranks.
 
         `is_on_device`: whether pieces stay there, and are not for this host to look at. None: on
         any device but a CPU.
@@ -115,7 +119,10 @@ class NixlTransport:
         self._create = create
         self._device = torch.device(device)
         self._is_on_device = self._device.type != "cpu" if is_on_device is None else is_on_device
+        is_divided = self._is_on_device and can_read(arena)
+        self._arena = arena if is_divided else None
         self._reads: NixlReads | None = None
+        self._all_readers: Readers | None = None
         self._meetings: OrderedDict[Epoch, _Meeting] = OrderedDict()
         """The one used last comes last."""
 
@@ -127,13 +134,9 @@ class NixlTransport:
         request = replace(request, joins_planes=True)
         try:
             async with meeting.used() as peer:
-                reads = self._agent()
-
-                def start(announced: AnnouncedPiece) -> asyncio.Future[ReadResult]:
-                    return reads.read(peer.reading(announced))
-
+                start = partial(self._readers().read, peer)
                 announcements = self._control.open(address, request, self.name)
-                async with aclosing(ahead(announcements, start, _drop)) as arrivals:
+                async with aclosing(ahead(announcements, start, drop)) as arrivals:
                     async for announced, reading in arrivals:
                         yield await self._landed(announced, reading)
         finally:
@@ -144,29 +147,28 @@ class NixlTransport:
 
     async def close(self) -> None:
         for known in self._meetings.values():
-            known.meeting.cancel()
+            self._forget(known.meeting)  # the agents of other ranks stay
         if self._reads is not None:
             await self._reads.close()
 
-    def _agent(self) -> NixlReads:
-        if self._reads is None:
+    def _readers(self) -> Readers:
+        if self._all_readers is None:
             name = f"baton-{secrets.token_hex(8)}"
             self._reads = NixlReads(partial(self._create, name), self._device)
-        return self._reads
+            self._all_readers = Readers(self._reads, self._arena)
+        return self._all_readers
 
-    async def _landed(
-        self, announced: AnnouncedPiece, reading: asyncio.Future[ReadResult]
-    ) -> KvPiece:
+    async def _landed(self, announced: AnnouncedPiece, reading: asyncio.Future[Landed]) -> KvPiece:
         landed = await _awaited(reading)
 
         def release() -> None:
             announced.take()
             landed.give_back()
 
-        rows = landed.memory.view(announced.num_views, -1)
-        views: BlockViews | DeviceBlocks = DeviceBlocks(rows)
-        if not self._is_on_device:
-            views = BlockViews(landed.data, range(0, rows.numel(), rows.shape[1]), rows.shape[1])
+        views: BlockViews | DeviceBlocks = DeviceBlocks(landed.rows(announced.num_views))
+        if isinstance(landed, ReadResult) and not self._is_on_device:
+            data, size = landed.data, views.size
+            views = BlockViews(data, range(0, data.nbytes, size), size)
         return replace(announced.piece(views), release=release)
 
     async def _meeting(self, address: str, request: OpenTransfer) -> _Meeting:
@@ -180,7 +182,7 @@ class NixlTransport:
         self._meetings.move_to_end(sender)
         return found
 
-    async def _meet(self, address: str, request: OpenTransfer) -> PeerMemory:
+    async def _meet(self, address: str, request: OpenTransfer) -> Peer:
         sender, receiver = request.sender_epoch, request.receiver_epoch
         answer = await self._control.meet(address, self.name, sender, receiver)
         try:
@@ -190,14 +192,7 @@ class NixlTransport:
             raise TransportFailed(f"an answer that cannot be read: {error}") from error
         if not numbers <= {*range(len(arena.all_agents))}:
             raise TransportFailed("an answer that names an agent which it does not introduce")
-        names: list[Name] = []
-        try:
-            for agent in arena.all_agents:
-                names.append(await self._agent().add_peer(agent))
-        except BaseException:
-            self._forget_agents(names)
-            raise
-        return PeerMemory(arena, names)
+        return await self._readers().meet(arena)
 
     def _forget_unused(self) -> None:
         """Peers whose streams broke, and those used longest ago where there are too many."""
@@ -207,30 +202,21 @@ class NixlTransport:
             if number < num_excess or self._meetings[sender].was_cut:
                 self._forget(self._meetings.pop(sender).meeting)
 
-    def _forget(self, meeting: asyncio.Task[PeerMemory]) -> None:
+    def _forget(self, meeting: asyncio.Task[Peer]) -> None:
         """The next transfer meets it anew, if it is still there."""
         if not meeting.done() or meeting.cancelled():
             meeting.cancel()
         elif meeting.exception() is None:
-            self._forget_agents(meeting.result().names)
-
-    def _forget_agents(self, names: Iterable[Name]) -> None:
-        for name in names:
-            self._agent().forget_peer(name)
+            self._readers().forget(meeting.result())
 
 
-async def _awaited(reading: asyncio.Future[ReadResult]) -> ReadResult:
+async def _awaited(reading: asyncio.Future[Landed]) -> Landed:
     try:
         async with asyncio.timeout(PATIENCE_S):
             return await asyncio.shield(reading)
     except TimeoutError:
-        _drop(reading)
+        drop(reading)
         raise TransportFailed(f"NIXL: a read was not over after {PATIENCE_S:g} s") from None
     except BaseException:
-        _drop(reading)
+        drop(reading)
         raise
-
-
-def _drop(reading: asyncio.Future[ReadResult]) -> None:
-    if not reading.cancel() and not reading.cancelled() and not reading.exception():
-        reading.result().give_back()

@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from baton.core.errors import TransferCut, TransportFailed
+from baton.kv_transfer.layouts.integrity import checksums_on_device
 from baton.kv_transfer.transport.nixl.buffers import (
     CPU,
     Buffer,
@@ -83,6 +84,20 @@ class ReadResult:
     memory: Tensor
     """[bytes] uint8, on the device of the buffers."""
     give_back: Callable[[], None]
+
+    def rows(self, num_rows: int) -> Tensor:
+        """[so many, bytes] Equally long rows, end to end."""
+        return self.memory.view(num_rows, -1)
+
+    def look(self) -> bytes:
+        """A copy on this host."""
+        return self.memory.cpu().numpy().tobytes()
+
+    def sum_up(self, unit_bytes: int) -> bytes:
+        """The checksums of units that a device can sum up."""
+        sums = checksums_on_device(self.memory.view(-1, unit_bytes), unit_bytes)
+        assert sums is not None, "see `can_sum_up`"
+        return sums
 
     @property
     def data(self) -> memoryview:

@@ -20,12 +20,14 @@ from torch import Tensor
 from baton.core.errors import TransportFailed
 from baton.core.ids import Epoch
 from baton.core.kv_arena import ArenaShare, KvArena
+from baton.core.rank_memory import Introduction, OwnRows
 from baton.kv_transfer.handoff.messages import OpenTransfer
 from baton.kv_transfer.handoff.transport import LentPiece, Parcel
 from baton.kv_transfer.transport.block_tickets import ticket_of
 from baton.kv_transfer.transport.daemon import DaemonThread
 from baton.kv_transfer.transport.nixl.arena import Arena, RankArena, Registered
 from baton.kv_transfer.transport.nixl.buffers import bind_thread, place_of
+from baton.kv_transfer.transport.nixl.rank_reads import RankReads
 from baton.kv_transfer.transport.nixl.reads import Agent, CreateAgent, new_agent
 
 log = logging.getLogger(__name__)
@@ -93,7 +95,7 @@ class NixlSending:
 
 class RegisteredMemory:
     """The memory of a rank that follows a lead, registered in its own process for as long as this
-    lives."""
+    lives, and what the rank reads for itself."""
 
     def __init__(self, create: CreateAgent = new_agent) -> None:
         self._create = create
@@ -101,16 +103,16 @@ class RegisteredMemory:
         self._arena: KvArena | None = None
         """Kept: what is registered must stay there."""
 
-    def introduce(self, arena: KvArena) -> bytes:
-        """What the lead needs for `ArenaShare.introduction`; empty where NIXL does not work: then
-        this replica's KV takes other ways."""
+    def introduce(self, arena: KvArena, rows: OwnRows) -> Introduction:
+        """The word is empty where NIXL does not work: then this replica's KV takes other ways."""
         try:
             self._agent, registered = _registered(self._create, arena.planes, arena.device)
         except Exception:
             log.warning("NIXL does not work at this rank", exc_info=True)
-            return b""
+            return Introduction(b"", {})
         self._arena = arena
-        return msgspec.msgpack.encode(registered)
+        reads = RankReads(rows, self._create, torch.device(arena.device))
+        return Introduction(msgspec.msgpack.encode(registered), reads.answers)
 
 
 def _registered(

@@ -87,19 +87,15 @@ def test_what_stays_on_a_gpu_is_summed_up_and_put_as_on_this_host() -> None:
     cache, here = KvCache(LAYOUT, NUM_BLOCKS, "cuda"), KvCache(LAYOUT, NUM_BLOCKS)
     blocks, planes, unit_bytes = (6, 1), range(1, 3), LAYOUT.unit_bytes
     rows = torch.randint(256, (4, LAYOUT.layer_block_bytes), dtype=torch.uint8)
-    expected = row_checksums((rows,), unit_bytes)
-    told: list[bytes] = []
-
-    def judge(number: int, checksums: bytes) -> list[int]:
-        told.append(checksums)
-        return [2]
-
+    [expected] = row_checksums((rows,), unit_bytes)
+    rows[2, 0] ^= 1
     assert cache.device_rows is not None
     there = rows.cuda()
     torch.cuda.synchronize()
-    cache.device_rows.write_rows([DeviceWrite(blocks, planes, there)], unit_bytes, judge)
 
-    assert told == expected
+    wrong = cache.device_rows.write_rows([DeviceWrite(blocks, planes, there, expected)], unit_bytes)
+
+    assert wrong == [[2 * LAYOUT.layer_block_bytes // unit_bytes]]
     rows[2] = 0
     here.write_blocks(blocks, planes, bytes_of(rows))
     for plane, ours in zip(cache.planes, here.planes, strict=True):

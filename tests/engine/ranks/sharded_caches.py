@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from baton.core.kv_layout import KvLayout
+from baton.core.rank_memory import Answer, OwnRows
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.ranks.assemble import Introduce
+from baton.engine.ranks.rank_line import RankLine, RankPort
+from baton.engine.ranks.ranked_rows import CHECKSUMS, answering_checksums
 from baton.engine.ranks.sharded_cache import ShardedCache
 from baton.engine.ranks.shares import SharedMemory, open_place
 
@@ -38,11 +41,19 @@ def sharded(
         os.close(fd)
     for memory in memories:
         memory.seal()
-    shares = [
-        replace(memory.share, introduction=introduce(rank.arena) if introduce is not None else b"")
-        for memory, rank in zip(memories, others, strict=True)
-    ]
+    shares = [memory.share for memory in memories]
+    if introduce is not None:
+        introduced = [introduce(rank.arena, rank.rows) for rank in others]
+        shares = [
+            replace(share, introduction=word, line=_line(answers, rank.rows))
+            for share, (word, answers), rank in zip(shares, introduced, others, strict=True)
+        ]
     return ShardedCache(whole, own, shares, is_at_once=is_at_once), [own, *others]
+
+
+def _line(answers: Mapping[str, Answer], rows: OwnRows) -> RankLine:
+    port = RankPort({**answers, CHECKSUMS: answering_checksums(rows)})
+    return RankLine(port.place, 1)
 
 
 def in_tensor_ranks(

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.engine.rank_processes import RankProcesses, engine_on_ranks
@@ -15,28 +19,33 @@ from tests.tiny_checkpoints import FAMILIES, transformers_greedy
 
 from baton.core.ids import ReplicaId
 from baton.core.kv_arena import KvArena
+from baton.core.rank_memory import Introduction, OwnRows
 from baton.core.replicas import Role
 from baton.core.sampling import SamplingParams
 from baton.engine.assemble import assemble_engine
 from baton.engine.engine import Engine
 from baton.engine.mesh.mesh import Mesh
-from baton.kv_transfer import exchange
+from baton.engine.ranks.rank_line import RankLine
+from baton.kv_transfer import exchange, transports
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer
 from baton.kv_transfer.receiving.receiver import ReceiverConfig
+from baton.kv_transfer.transport.control.client import ControlClient
+from baton.kv_transfer.transport.nixl.nixl import NixlTransport
 from baton.kv_transfer.transport.nixl.reading import Reading
 from baton.kv_transfer.transport.nixl.reads import NixlReads, ReadResult
-from baton.kv_transfer.transport.nixl.sending import RegisteredMemory
+from baton.kv_transfer.transport.nixl.sending import NixlSending, RegisteredMemory
 from baton.kv_transfer.transport.shm import ShmTransport
+from baton.kv_transfer.transports import TRANSPORTS
 
 TENSOR = Mesh(tensor=2)
 REGISTERED: list[RegisteredMemory] = []
 """In the process of a rank: its memory, which stays registered."""
 
 
-def introduce(arena: KvArena) -> bytes:
+def introduce(arena: KvArena, rows: OwnRows) -> Introduction:
     """As a rank on a GPU does."""
     REGISTERED.append(RegisteredMemory())
-    return REGISTERED[-1].introduce(arena)
+    return REGISTERED[-1].introduce(arena, rows)
 
 
 @pytest.fixture
@@ -127,3 +136,45 @@ async def test_nixl_reads_from_the_processes_of_the_ranks_and_a_killed_one_costs
     assert [answer.tokens for answer in found] == expected
     assert len(peers) >= 2
     assert is_killed or any(answer.receipt.kv_bytes for answer in found)
+
+
+async def test_ranks_of_d_read_from_ranks_of_p_by_themselves_each_in_its_own_process(
+    ranks: RankProcesses, others: RankProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("nixl")
+    folder = FAMILIES["llama"](tmp_path)
+    expected = transformers_greedy(folder, PROMPTS, MAX_TOKENS)
+    as_on_gpus = replace(
+        TRANSPORTS["nixl"],
+        receiving=lambda parts: NixlTransport(
+            ControlClient(parts.channels), arena=parts.arena, is_on_device=True
+        ),
+        sending=lambda parts, arena: NixlSending(arena, is_on_device=True),
+    )
+    monkeypatch.setattr(transports, "TRANSPORTS", {**TRANSPORTS, "nixl": as_on_gpus})
+    asked, ask = Counter[str](), RankLine.ask
+
+    def noted(self: RankLine, what: str, *about: Any) -> Future[Any]:
+        asked[what] += 1
+        return ask(self, what, *about)
+
+    monkeypatch.setattr(RankLine, "ask", noted)
+    with (
+        engine_on_ranks(ranks, folder, CONFIG, TENSOR, introduce=introduce, dtype="float32") as (
+            of_p,
+            _,
+        ),
+        engine_on_ranks(others, folder, CONFIG, TENSOR, introduce=introduce, dtype="float32") as (
+            of_d,
+            _,
+        ),
+    ):
+        for engine in (of_p, of_d):
+            monkeypatch.setattr(engine.runner.cache, "_is_at_once", True)
+            monkeypatch.setattr(engine.runner.cache, "head_runs", ())
+        found = await answers_of(of_p, of_d, "nixl")
+
+    assert [answer.tokens for answer in found] == expected
+    assert any(answer.receipt.kv_bytes for answer in found)
+    assert min(asked[what] for what in ("checksums", "read", "write_rows")) > 0
+    assert asked["read"] == asked["drop"], "every buffer was given back"

@@ -24,7 +24,7 @@ from baton.engine.memory.kv_staging import KvStaging
 from baton.engine.ranks.sharded_cache import ShardedCache
 from baton.engine.ranks.shares import NOWHERE
 from baton.kv_transfer import transports
-from baton.kv_transfer.layouts.integrity import checksums_of, unit_checksums
+from baton.kv_transfer.layouts.integrity import checksums_of
 from baton.kv_transfer.transports import TRANSPORTS, TransportParts, create_sending_halves
 
 WHOLE = KvLayout(
@@ -126,19 +126,17 @@ def test_rows_on_the_device_are_summed_up_and_put_but_for_those_that_are_wrong()
     plain, blocks, size = KvCache(whole, NUM_BLOCKS), [2, 0], whole.layer_block_bytes
     data = memoryview(os.urandom(4 * size))
     rows = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(4, size)
-    writes = [DeviceWrite(blocks, range(1), rows[:2]), DeviceWrite(blocks, range(1, 2), rows[2:])]
-    told = b""
-
-    def judge(number: int, checksums: bytes) -> list[int]:
-        nonlocal told
-        told += checksums
-        return [] if number else [1]
-
-    assert cache.device_rows is not None
-    cache.device_rows.write_rows(writes, whole.unit_bytes, judge)
-
     fills = [data[at : at + size] for at in range(0, 4 * size, size)]
-    assert told == unit_checksums(data, whole.unit_bytes)
+    sums = [checksums_of(fills[at : at + 2], whole.unit_bytes) for at in (0, 2)]
+    rows[1, 2 * whole.unit_bytes] ^= 1
+    writes = [
+        DeviceWrite(blocks, range(1), rows[:2], sums[0]),
+        DeviceWrite(blocks, range(1, 2), rows[2:], sums[1]),
+    ]
+    assert cache.device_rows is not None
+
+    assert cache.device_rows.write_rows(writes, whole.unit_bytes) == [[4 + 2], []]
+
     fills[1] = memoryview(bytes(size))
     for (plane, block), fill in zip(product(range(2), blocks), fills, strict=True):
         plain.write(block, plane, fill)
@@ -148,10 +146,10 @@ def test_rows_on_the_device_are_summed_up_and_put_but_for_those_that_are_wrong()
             found = rank.planes[plane].view(torch.uint8)
             assert torch.equal(found, heads.contiguous().view(torch.uint8))
     part = slice(whole.unit_bytes, 3 * whole.unit_bytes)
-    sums = cache.device_rows.checksums(blocks, range(2), part, whole.unit_bytes)
-    assert sums == checksums_of([fill[part] for fill in fills], whole.unit_bytes)
+    found_sums = cache.device_rows.checksums(blocks, range(2), part, whole.unit_bytes)
+    assert found_sums == checksums_of([fill[part] for fill in fills], whole.unit_bytes)
     with pytest.raises(ValueError, match="bytes for"):
-        cache.device_rows.write_rows([DeviceWrite([1], range(2), rows)], whole.unit_bytes, judge)
+        cache.device_rows.write_rows([DeviceWrite([1], range(2), rows, b"")], whole.unit_bytes)
 
 
 def test_latents_are_written_to_all_ranks_and_read_from_one() -> None:

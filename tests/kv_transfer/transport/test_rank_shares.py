@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import msgspec
@@ -48,9 +49,7 @@ def cache_on(split: str, fabric: Fabric) -> ShardedCache:
         for head, count, _, layers in SPLITS[split]
     ]
     starts = [start for _, _, start, _ in SPLITS[split][1:]]
-    cache, ranks = sharded(
-        WHOLE, layouts, starts, introduce=lambda arena: introduced(fabric, arena)
-    )
+    cache, ranks = sharded(WHOLE, layouts, starts, introduce=partial(introduced, fabric))
     for block, plane in product(range(NUM_BLOCKS), range(WHOLE.num_planes)):
         cache.write(block, plane, memoryview(os.urandom(WHOLE.layer_block_bytes)))
     for rank, own in enumerate(layouts):

@@ -12,6 +12,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from baton.core.errors import TransferAborted, TransferError
 from baton.core.ids import TransferId
 from baton.core.kv_arena import KvArena
 from baton.core.kv_layout import KvLayout
+from baton.core.rank_memory import Introduction, OwnRows
 from baton.engine.memory.device_rows import DeviceRows
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.ranks.sharded_cache import ShardedCache
@@ -136,11 +138,11 @@ def on_host(*_: object) -> None:
     raise AssertionError("KV came to this host's memory")
 
 
-def introduced(fabric: Fabric, arena: KvArena) -> bytes:
+def introduced(fabric: Fabric, arena: KvArena, rows: OwnRows) -> Introduction:
     """As a rank in a process of its own introduces its memory."""
     memory = RegisteredMemory(fabric.create)
     fabric.registered.append(memory)
-    return memory.introduce(arena)
+    return memory.introduce(arena, rows)
 
 
 def keep_on_device(cache: KvCache, patch: pytest.MonkeyPatch, *, is_looked_at: bool) -> None:
@@ -162,22 +164,26 @@ async def on_devices(
     decode_layout: KvLayout | None = None,
     *,
     is_looked_at: bool = False,
-    num_ranks: int = 1,
+    num_ranks: tuple[int, int] = (1, 1),
 ) -> AsyncIterator[World]:
-    """`is_looked_at`: whether D may copy bytes of pieces to the host. `num_ranks` are P's."""
+    """`is_looked_at`: whether D may copy bytes of pieces to the host. `num_ranks`: P's and D's."""
     kind = TransportKind(
         lambda parts: NixlTransport(
-            ControlClient(parts.channels), fabric.create, parts.device, is_on_device=True
+            ControlClient(parts.channels),
+            fabric.create,
+            parts.device,
+            arena=parts.arena,
+            is_on_device=True,
         ),
         lambda parts, arena: NixlSending(arena, fabric.create, is_on_device=True),
         reads_arena=True,
         reads_shares=True,
     )
     patch.setattr(transports, "TRANSPORTS", {"nixl": kind})
-    prefill = PrefillReplica(
-        layout=layout, num_ranks=num_ranks, introduce=lambda a: introduced(fabric, a)
-    )
-    decode = DecodeReplica(layout=decode_layout or layout)
+    of_p, of_d = num_ranks
+    introduce = partial(introduced, fabric)
+    prefill = PrefillReplica(layout=layout, num_ranks=of_p, introduce=introduce)
+    decode = DecodeReplica(layout=decode_layout or layout, num_ranks=of_d, introduce=introduce)
     async with serving(World("nixl", unaltered, prefill, decode, joins_planes=True)) as it:
         write = it.prefill.cache.write_part
         keep_on_device(it.prefill.cache, patch, is_looked_at=False)
@@ -259,7 +265,7 @@ async def test_heads_of_several_ranks_go_from_their_devices_to_one_and_pass_no_h
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fabric = Fabric()
-    async with on_devices(monkeypatch, fabric, num_ranks=2) as it:
+    async with on_devices(monkeypatch, fabric, num_ranks=(2, 1)) as it:
         reservation = await it.grant()
         await it.compute()
 

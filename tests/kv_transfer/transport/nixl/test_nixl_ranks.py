@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from tests.kv_transfer.replicas import LAYOUT, PROMPT, TRANSFER
@@ -46,7 +47,7 @@ async def by_nixl(
         reads_shares=True,
     )
     patch.setattr(transports, "TRANSPORTS", {"nixl": kind})
-    introduce = (lambda arena: introduced(fabric, arena)) if have_agents else None
+    introduce = partial(introduced, fabric) if have_agents else None
     async with connected_ranks(
         "nixl", FOUR_HEADS, num_ranks, decode_layout=decode_layout, introduce=introduce
     ) as it:
@@ -161,5 +162,6 @@ def test_a_rank_whose_memory_cannot_be_registered_says_so(caplog: pytest.LogCapt
     def create(name: str) -> Agent:
         raise RuntimeError("no plugins available")
 
-    assert RegisteredMemory(create).introduce(KvCache(FOUR_HEADS, 1).arena) == b""
+    cache = KvCache(FOUR_HEADS, 1)
+    assert RegisteredMemory(create).introduce(cache.arena, cache.rows).word == b""
     assert "NIXL does not work at this rank" in caplog.text

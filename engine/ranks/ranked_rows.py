@@ -1,0 +1,227 @@
+"""The blocks of a lead whose ranks see to their own: each sums up, verifies and writes its part.
+
+    lead      waits for passes, then asks all ranks at once, does its own part, and hears
+    a rank    checksums of its heads of some blocks; or rows that it has read: summed up, compared,
+              zeroed where wrong, put into its blocks. Only checksums, or what was wrong, come back
+
+The bytes stay on the device of the rank that keeps them. The lead waits for what it has launched
+(launched_work.py) before it asks, so that ranks need not wait for passes of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from baton.core.errors import TransferCut
+from baton.core.kv_pool import DeviceWrite
+from baton.core.rank_memory import Answer, OwnRows, RankLine, RankPart
+from baton.engine.memory.device_rows import DeviceRows
+from baton.engine.ranks.launched_work import LaunchedWork
+from baton.kernels.paging.checksum import WORD_BYTES
+
+CHECKSUMS, WRITE_ROWS = "checksums", "write_rows"
+"""What ranks are asked."""
+SUM_UP_S = 10.0
+"""Seconds for a rank to sum up some blocks."""
+
+
+def answering_checksums(rows: OwnRows) -> Answer:
+    """At a rank: how it sums up its own blocks. Who has read rows for it writes them."""
+
+    async def answer(blocks: Sequence[int], planes: range, part: slice, unit_bytes: int) -> bytes:
+        return await asyncio.to_thread(rows.checksums, blocks, planes, part, unit_bytes)
+
+    return answer
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBytes:
+    """Bytes of each block of one plane, as one rank keeps them."""
+
+    rank: int
+    plane: int
+    """As the rank numbers it."""
+    whole: range
+    """Where they are in a block of the whole."""
+    inner: int
+    """Where the first of them is in a block of the rank's."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """Who sees to the blocks of one rank."""
+
+    first_plane: int
+    line: RankLine | None
+    """None: the lead itself."""
+
+
+class RankedRows:
+    """Implements `RowsOnDevice`."""
+
+    def __init__(
+        self,
+        whole: DeviceRows,
+        own: OwnRows,
+        ranks: Sequence[RankMemory],
+        held: Callable[[int], Iterable[HeldBytes]],
+        launched: LaunchedWork,
+    ) -> None:
+        """`whole`: all blocks, as the lead has them mapped; for what it has read itself. `held`:
+        each byte of a block of that plane once, by whom it is read from."""
+        self._whole = whole
+        self._own = own
+        self._ranks = ranks
+        self._held = held
+        self._launched = launched
+
+    def takes(self, rows: Any) -> bool:
+        return not isinstance(rows, Tensor) or self._whole.takes(rows)
+
+    def checksums(
+        self, blocks: Sequence[int], planes: range, part: slice, unit_bytes: int
+    ) -> bytes:
+        """See `OwnRows`. Raises TransferCut if a rank does not answer in time, or is gone."""
+        found = torch.empty(
+            len(planes), len(blocks), (part.stop - part.start) // unit_bytes, dtype=torch.int64
+        )
+        shares = self._shares(planes, part)
+        self._launched.await_computed(planes)
+        asked: list[tuple[Tensor, Future[bytes] | bytes]] = []
+        for (rank, start, stop, shift), rows in sorted(shares.items(), reverse=True):
+            first = (start - part.start) // unit_bytes
+            place = found[
+                rows[0][0] : rows[-1][0] + 1, :, first : first + (stop - start) // unit_bytes
+            ]
+            own_planes = range(rows[0][1], rows[-1][1] + 1)
+            about = blocks, own_planes, slice(start + shift, stop + shift), unit_bytes
+            line = self._ranks[rank].line
+            if line is None:  # the lead's come last: others begin before
+                asked.append((place, self._own.checksums(*about)))
+            else:
+                asked.append((place, line.ask(CHECKSUMS, *about)))
+        for place, answer in asked:
+            sums = answer if isinstance(answer, bytes) else _in_time(answer)
+            place.copy_(_words(sums).view(place.shape))
+        return found.numpy().tobytes()
+
+    def write_rows(self, writes: Sequence[DeviceWrite], unit_bytes: int) -> list[list[int]]:
+        """See `OwnRows`. Returns, or raises TransportFailed if a rank is gone, when no rank writes
+        any more: so it waits as long as that takes."""
+        by_ranks = [number for number, each in enumerate(writes) if self._is_ranked(each)]
+        by_lead = [number for number, each in enumerate(writes) if not self._is_ranked(each)]
+        bad: list[list[int]] = [[] for _ in writes]
+        if by_lead:
+            found = self._whole.write_rows([writes[number] for number in by_lead], unit_bytes)
+            for number, wrong in zip(by_lead, found, strict=True):
+                bad[number] = wrong
+        if by_ranks:
+            self._write_by_ranks(writes, by_ranks, unit_bytes, bad)
+        return [sorted({*wrong}) for wrong in bad]
+
+    def _write_by_ranks(
+        self,
+        writes: Sequence[DeviceWrite],
+        numbers: Sequence[int],
+        unit_bytes: int,
+        bad: list[list[int]],
+    ) -> None:
+        by_rank: dict[int, list[_PartWrite]] = {}
+        for number in numbers:
+            for part in writes[number].rows.parts:
+                of_rank = _PartWrite(number, writes[number], part, unit_bytes)
+                by_rank.setdefault(part.rank, []).append(of_rank)
+        self._launched.await_passes()  # they may still write to these blocks, for another request
+        told: list[tuple[list[_PartWrite], Future[list[list[int]]]]] = []
+        own: list[_PartWrite] = []
+        for rank, parts in by_rank.items():
+            memory = self._ranks[rank]
+            if memory.line is None:
+                own = parts
+            else:
+                shifted = [part.shifted(memory.first_plane) for part in parts]
+                told.append((parts, memory.line.ask(WRITE_ROWS, shifted, unit_bytes)))
+        try:
+            if own:
+                first_plane = self._ranks[own[0].part.rank].first_plane
+                shifted = [part.shifted(first_plane) for part in own]
+                _note(own, self._own.write_rows(shifted, unit_bytes), bad)
+        finally:
+            wait([answer for _, answer in told])
+        for parts, answer in told:
+            _note(parts, answer.result(), bad)
+
+    def _is_ranked(self, write: DeviceWrite) -> bool:
+        return not isinstance(write.rows, Tensor)
+
+    def _shares(
+        self, planes: range, part: slice
+    ) -> dict[tuple[int, int, int, int], list[tuple[int, int]]]:
+        """Who keeps what of that part of a block: rank, from which byte to which of the whole, and
+        by how much further these are in its own; with rows of `planes`, and planes of the rank's,
+        which are consecutive."""
+        found: dict[tuple[int, int, int, int], list[tuple[int, int]]] = {}
+        for row, plane in enumerate(planes):
+            for held in self._held(plane):
+                start, stop = max(part.start, held.whole.start), min(part.stop, held.whole.stop)
+                if start < stop:
+                    key = held.rank, start, stop, held.inner - held.whole.start
+                    found.setdefault(key, []).append((row, held.plane))
+        return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _PartWrite:
+    """One rank's part of one write."""
+
+    number: int
+    """The number of the write."""
+    write: DeviceWrite
+    part: RankPart
+    unit_bytes: int
+
+    def shifted(self, first_plane: int) -> DeviceWrite:
+        """As the rank writes it."""
+        whole, own = self.write.planes, self.part.planes
+        planes = range(whole[own.start] - first_plane, whole[own.start] - first_plane + len(own))
+        sums = _words(self.write.checksums).view(len(whole), len(self.write.indices), -1)
+        expected = sums[own.start : own.stop, :, self._units.start : self._units.stop]
+        packed = expected.contiguous().numpy().tobytes()
+        return DeviceWrite(self.write.indices, planes, self.part.rows, packed)
+
+    def number_of(self, unit: int) -> int:
+        """The number in the whole write of a unit of this part."""
+        row, inner = divmod(unit, len(self._units))
+        num_each = len(self.write.checksums) // (
+            WORD_BYTES * len(self.write.planes) * len(self.write.indices)
+        )
+        first_row = self.part.planes.start * len(self.write.indices)
+        return (first_row + row) * num_each + self._units.start + inner
+
+    @property
+    def _units(self) -> range:
+        span = self.part.span
+        return range(span.start // self.unit_bytes, span.stop // self.unit_bytes)
+
+
+def _note(parts: Sequence[_PartWrite], found: Sequence[list[int]], bad: list[list[int]]) -> None:
+    for part, wrong in zip(parts, found, strict=True):
+        bad[part.number] += [part.number_of(unit) for unit in wrong]
+
+
+def _words(checksums: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(checksums), dtype=torch.int64)
+
+
+def _in_time(answer: Future[bytes]) -> bytes:
+    try:
+        return answer.result(SUM_UP_S)
+    except TimeoutError:
+        raise TransferCut(f"a rank has summed up nothing for {SUM_UP_S:g} s") from None
