@@ -18,9 +18,9 @@ class Role(StrEnum):
 
 
 def counts_by_role(counts: Mapping[Role, int]) -> str:
-    """For people: `2 decode and 1 prefill replicas`, `1 decode replica`."""
+    """For people: `2 decode and 1 prefill replicas`, `1 decode replica`, `no replicas`."""
     noun = "replica" if sum(counts.values()) == 1 else "replicas"
-    return f"{' and '.join(f'{number} {role}' for role, number in counts.items())} {noun}"
+    return f"{' and '.join(f'{number} {role}' for role, number in counts.items()) or 'no'} {noun}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -153,7 +153,9 @@ async def _grammar(
         try:
             return await gateway.grammars.accept(rule, reasoning=reasoning, calls=calls)
         except InvalidRequest:
-            await _refuse_bad_part(gateway, conversation, calls)
+            if gateway.grammars.has_end:  # else no part is at fault
+                with suppress(Overloaded):  # it is refused all the same
+                    await _refuse_bad_part(gateway, conversation, calls)
             raise
     other_special = gateway.model.tokenizer.special.difference(
         special_by_mark.values(), gateway.model.eos_token_ids

@@ -20,7 +20,8 @@ class OutputGrammars:
     """Caches which grammars are valid: clients mostly send the same few."""
 
     def __init__(self, model: ServedModel) -> None:
-        self._has_end = bool(model.eos_token_ids)
+        self.has_end = bool(model.eos_token_ids)
+        """Whether an output can end; else no grammar is accepted."""
         self._checker = GrammarChecker(model.tokenizer.to_json, model.eos_token_ids)
         self._special_by_mark = model.tokenizer.special_tokens(
             (THINK_BEGIN, THINK_END, *harmony.MARKERS)
@@ -41,7 +42,7 @@ class OutputGrammars:
         """
         if rule is None:
             return None
-        if not self._has_end:
+        if not self.has_end:
             raise InvalidRequest(
                 f"{rule.field}: this model has no end-of-sequence token, so an output that must "
                 "end at some point cannot; leave it out",
@@ -56,7 +57,7 @@ class OutputGrammars:
     ) -> Grammar | None:
         """The grammar of an output that may hold calls, as in `free_grammar`; None where an output
         could never end. Raises InvalidRequest, naming the field."""
-        if not self._has_end:
+        if not self.has_end:
             return None
         grammar = free_grammar(calls, reasoning, special_by_mark=self._special_by_mark)
         await self._check(grammar, field)

@@ -97,7 +97,7 @@ class FileLocks:
 def _not_let_go(path: Path, why: str) -> TimeoutError:
     """With the file's name, which is for the operator alone, in `filename`."""
     reason = (
-        f"another gateway has locked a file, and {why}; if that goes on, look for a gateway that "
+        f"a gateway has locked a file, and {why}; if that goes on, look for a gateway that "
         "hangs, and restart it"
     )
     return TimeoutError(errno.ETIMEDOUT, reason, str(path))

@@ -249,8 +249,7 @@ class Writer:
                 except CorruptPiece as error:
                     self._put_down(error)
             bad = place_together(fills)
-            for fill in fills:
-                self._filling.agree(fill)
+            self._agree(fills)
             is_placed = True
         finally:
             for fill in fills:
@@ -265,6 +264,13 @@ class Writer:
     def _to_begin(self, pieces: Iterable[KvPiece]) -> Iterator[KvPiece]:
         for piece in pieces:
             yield from self._filling.parts(self._stream, piece)
+
+    def _agree(self, fills: Iterable[Fill]) -> None:
+        try:
+            for fill in fills:
+                self._filling.agree(fill)
+        except CorruptPiece as error:
+            self._put_down(error)
 
     def _refuse(self, fill: Fill, bad: Sequence[Unit]) -> None:
         try:

@@ -73,10 +73,9 @@ def check_room(
             how, smaller = next(fits, least)
             remedy = f"{how}: {gib(demand(smaller).least_bytes)}"
         raise InvalidConfig(
-            f"too little memory: {counts_by_role(config.wanted_replicas)} need "
-            f"{gib(wanted.least_weight_bytes)} for weights and {gib(wanted.process_bytes)} for "
-            f"their processes, and there are {left}; "
-            f"{remedy}; or give the machine or the container more memory"
+            f"too little memory: the weights of {counts_by_role(config.wanted_replicas)} need "
+            f"{gib(wanted.least_weight_bytes)} and the processes {gib(wanted.process_bytes)}, and "
+            f"there are {left}; {remedy}; or give the machine or the container more memory"
         )
     if wanted.full_bytes <= memory.left:
         return wanted, ""

@@ -64,7 +64,7 @@ async def test_the_planner_sizes_pools_under_load_and_gives_way_to_a_person(both
     async with load(app.url, num_clients=1) as statuses:
         rules = {**RULES, "min_prefill": 1, "max_prefill": 1}
         told = await asyncio.to_thread(app.deploy, planner=rules)
-        assert "replicas: they stay" not in told  # 2 are more than may be by now
+        assert "the planner has set" not in told  # 2 are more than may be by now
         await asyncio.to_thread(wait_for, lambda: has(1))
     assert set(statuses) == {200}
 

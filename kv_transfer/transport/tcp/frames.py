@@ -5,7 +5,7 @@
       | <-- WELCOME ---------------------------- |
       | --- ASK: piece, its secret ------------> |   as soon as it is announced; many ahead
       | <== HEADER: piece, length; its bytes === |   in the order asked; length 0: not lent any more
-      | <== the checksums of its units ========= |   counted in the length; unless announced
+      | <== the checksums of its units ========= |   counted in the length; none if announced
 
 Both secrets came by the control channel: the admission with the answer to `Meet`, a piece's own in
 its ticket. They keep strangers and stray bytes out. A process that listens on the wire reads
@@ -88,10 +88,11 @@ def read_ticket(data: bytes, num_blocks: int) -> Ticket:
         raise TransferCut(
             f"a ticket for blocks of {ticket.block_bytes} bytes, in units of {ticket.unit_bytes}"
         )
-    if not 0 < num_blocks * ticket.block_bytes <= MAX_PIECE_BYTES:
+    num_sums = ticket.num_checksum_bytes(num_blocks)
+    if not 0 < num_blocks * ticket.block_bytes + num_sums <= MAX_PIECE_BYTES:
         raise TransferCut(
-            f"a ticket for {num_blocks} blocks of {ticket.block_bytes} bytes; "
-            f"a piece has at most {MAX_PIECE_BYTES}"
+            f"a ticket for {num_blocks} blocks of {ticket.block_bytes} bytes and {num_sums} bytes "
+            f"of checksums; a piece has at most {MAX_PIECE_BYTES}"
         )
     return ticket
 

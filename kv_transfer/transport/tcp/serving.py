@@ -106,31 +106,31 @@ class ServedConnection:
             while waiting and num_bytes < ENOUGH_BYTES and summing is None:
                 number, secret = waiting.popleft()
                 loan = self._loans.claim(number, secret)
-                if loan is not None and _is_summed_up_as_it_is_sent(loan.piece):
-                    summing = loan
-                    continue
-                checksums = b"" if loan is None else _checksums_behind(loan.piece)
-                size = 0 if loan is None else loan.piece.num_bytes + len(checksums)
-                num_bytes += HEADER.size + size
-                parts.append(memoryview(HEADER.pack(number, size)))
+                length = 0 if loan is None else _length(loan.piece)
+                end = num_bytes + HEADER.size + length
                 if loan is not None:
-                    loans.append((num_bytes, loan))
+                    loans.append((end, loan))
+                    if _is_summed_up_as_it_is_sent(loan.piece):
+                        summing = loan
+                        continue
+                num_bytes = end
+                parts.append(memoryview(HEADER.pack(number, length)))
+                if loan is not None:
                     parts += stretches(loan.piece.views)
-                if checksums:
-                    parts.append(memoryview(checksums))
+                    parts += _checksums_behind(loan.piece)
             return self._send(parts, loans, num_bytes) and (
                 summing is None or self._send_summed(summing)
             )
         finally:
             for _, loan in loans:
                 self._loans.sent(loan)
-            if summing is not None:
-                self._loans.sent(summing)
 
     def _send(
         self, parts: list[memoryview], loans: deque[tuple[int, Loan]], num_bytes: int
     ) -> bool:
-        """`loans`, each with the number of bytes behind which it ends, leave as their bytes do."""
+        """`loans`, each with the number of bytes behind which it ends, leave as their bytes do.
+        One that ends behind `num_bytes` is sent next: it is in vain as well if that is wanted
+        back."""
         until = monotonic() + seconds_for(num_bytes)
         num_sent = 0
         while parts:
@@ -150,9 +150,9 @@ class ServedConnection:
         """A piece in one compiled call, if nothing holds it up."""
         views, unit_bytes = loan.piece.views, loan.piece.unit_bytes
         assert isinstance(views, BlockViews)
-        num_bytes = views.num_bytes + CHECKSUM_BYTES * (views.num_bytes // unit_bytes)
-        sending = Sending(views, unit_bytes, HEADER.pack(loan.number, num_bytes))
-        until = monotonic() + seconds_for(num_bytes)
+        length = _length(loan.piece)
+        sending = Sending(views, unit_bytes, HEADER.pack(loan.number, length))
+        until = monotonic() + seconds_for(length)
         while (state := sending.go_on(self._socket.fileno(), SLICE_S)) == State.NOT_YET:
             if self._is_closed or loan.is_wanted_back or monotonic() > until:
                 return False
@@ -163,6 +163,14 @@ def _is_summed_up_as_it_is_sent(piece: LentPiece) -> bool:
     return bool(piece.unit_bytes) and isinstance(piece.views, BlockViews) and can_send()
 
 
-def _checksums_behind(piece: LentPiece) -> bytes:
+def _length(piece: LentPiece) -> int:
+    """Bytes behind its header: its own, and the checksums that follow them."""
+    num_units = piece.num_bytes // piece.unit_bytes if piece.unit_bytes else 0
+    return piece.num_bytes + CHECKSUM_BYTES * num_units
+
+
+def _checksums_behind(piece: LentPiece) -> list[memoryview]:
     """The checksums that follow a piece; none if they were announced."""
-    return checksums_of(piece.views, piece.unit_bytes) if piece.unit_bytes else b""
+    if not piece.unit_bytes:
+        return []
+    return [memoryview(checksums_of(piece.views, piece.unit_bytes))]

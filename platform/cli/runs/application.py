@@ -55,7 +55,7 @@ def deploy_document(wanted: Plain, config: DeploymentConfig, *, waits: bool) -> 
     planned = configuration(sent)
     if planned.wanted_replicas != config.wanted_replicas:
         counts = counts_by_role(planned.wanted_replicas)
-        typer.echo(f"the planner has set {counts}: they stay; `baton scale` changes them")
+        typer.echo(f"the planner has set {counts}, which is kept; `baton scale` changes it")
     _follow(sent, planned, waits=waits)
 
 

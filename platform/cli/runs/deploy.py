@@ -142,7 +142,7 @@ class Watch:
     def _since_last_look(self) -> list[News]:
         try:
             if self._known.has_come(LOOK_S):
-                self._num_missed = 0
+                self._num_missed, self._is_serve_silent = 0, False
                 return self._news.since_last_time(self._known.take())
         except Exception as error:  # of Ray, whose head may be away: no reason to end what serves
             log.debug("the registry could not be asked: %s", error)

@@ -95,6 +95,15 @@ async def test_the_tool_whose_schema_cannot_be_followed_is_named(how: str) -> No
     assert error["message"].startswith("tools[1].function.parameters")
 
 
+async def test_no_tool_is_named_where_no_output_can_end() -> None:
+    model = chat_model(HERMES, has_eos=False)
+    async with serving(dispatcher=dispatcher(said("x")), model=model) as gateway:
+        response = await gateway.chat(messages=USER, tools=[WEATHER], tool_choice="required")
+
+    error = error_of(response)
+    assert error["param"] == "tools" and "end-of-sequence" in error["message"]
+
+
 @pytest.mark.parametrize("field", WRONG)
 async def test_what_is_wrong_is_named(field: str) -> None:
     body = {"messages": USER, **WRONG[field]}

@@ -158,8 +158,9 @@ def test_serving_ends_once_somebody_has_ended_the_application(
 def test_a_controller_that_does_not_answer_in_time_is_told_once_and_ends_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    silent = SimpleNamespace(
-        membership=SimpleNamespace(remote=lambda: Response(raising(TimeoutError())))
+    outcomes = [*[raising(TimeoutError())] * (GONE_LOOKS + 1), membership, raising(TimeoutError())]
+    registry = SimpleNamespace(
+        membership=SimpleNamespace(remote=lambda: Response(lambda: outcomes.pop(0)()))
     )
     limits: list[float] = []
 
@@ -167,7 +168,7 @@ def test_a_controller_that_does_not_answer_in_time_is_told_once_and_ends_nothing
         limits.append(timeout_s)
         raise TimeoutError
 
-    monkeypatch.setattr(serve, "get_deployment_handle", lambda *_: silent)
+    monkeypatch.setattr(serve, "get_deployment_handle", lambda *_: registry)
     monkeypatch.setattr(applications, "served", hang)
     watch = Watch(DeploymentConfig())
     for _ in range(GONE_LOOKS + 1):
@@ -176,3 +177,7 @@ def test_a_controller_that_does_not_answer_in_time_is_told_once_and_ends_nothing
     assert limits == [SERVE_TIMEOUT_S] * (GONE_LOOKS + 1)
     (told,) = caplog.messages
     assert "was given 5 s" in told
+
+    watch.look()
+    watch.look()  # in vain, after the registry has answered
+    assert caplog.messages == [told, told]

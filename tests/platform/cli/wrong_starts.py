@@ -114,7 +114,7 @@ WRONG_STARTS = (
     WrongStart(
         "a model larger than the machine",
         lambda folder: [*changed(folder, **LLAMA_70B), "--load-format", "dummy"],
-        "too little memory: 1 decode and 1 prefill replicas need 510.",
+        "too little memory: the weights of 1 decode and 1 prefill replicas need 510.",
         needs_model=True,
     ),
     WrongStart(

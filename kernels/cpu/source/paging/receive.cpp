@@ -45,8 +45,9 @@ int fill(int socket, uint8_t* memory, int64_t size, int64_t& done) {
 }  // namespace
 
 // A header that is as `expected`, else ANOTHER, the units of all `targets`, with a checksum of each,
-// and a trailer of so many bytes. NOT_YET: the socket's own time limit is over, or `limit_s`; to be called again, with the
-// same buffer of `buffer_bytes`, no fewer than a unit has. ENDED: by the other end.
+// and a trailer of so many bytes. NOT_YET: the socket's own time limit is over, or `limit_s`; to be
+// called again, with the same buffer of `buffer_bytes`, no fewer than a unit has. ENDED: by the
+// other end.
 extern "C" int64_t baton_receive(int64_t socket, const Blocks* targets, int64_t num_units,
                                  int64_t unit_bytes, const uint8_t* expected, uint8_t* buffer,
                                  int64_t buffer_bytes, double limit_s, Receipt* receipt,

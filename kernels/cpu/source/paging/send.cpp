@@ -14,9 +14,9 @@
 
 // How far a piece has come. It begins as zeros, and is kept until the piece is sent.
 struct Dispatch {
-  // That are summed up.
+  // Units that are summed up.
   int64_t num_units;
-  // That have left: of the header, the units and their checksums.
+  // Bytes of the header, the units and their checksums that have left.
   int64_t num_bytes;
 };
 

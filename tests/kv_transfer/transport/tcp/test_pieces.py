@@ -392,6 +392,7 @@ async def test_a_piece_that_comes_again_with_another_checksum_is_not_trusted(
         with pytest.raises(CorruptPiece, match="has arrived before, with other bytes"):
             await it.fetch(reservation)
 
+        assert 2 in it.fetcher._scores.metrics(0.0).values(), "both count against the sender"
         await it.assert_nothing_is_left()
 
 
@@ -432,7 +433,13 @@ async def test_a_stream_that_is_given_up_while_it_ends_leaves_nothing() -> None:
 
 @pytest.mark.parametrize(
     "ticket",
-    [b"abc", Ticket(1, NO_SECRET, 0), Ticket(1, NO_SECRET, 1 << 40), Ticket(1, NO_SECRET, 64, 48)],
+    [
+        b"abc",
+        Ticket(1, NO_SECRET, 0),
+        Ticket(1, NO_SECRET, 1 << 40),
+        Ticket(1, NO_SECRET, 64, 48),
+        Ticket(1, NO_SECRET, 1 << 28, 1),  # 2 GiB of checksums
+    ],
 )
 async def test_a_ticket_for_what_no_piece_could_be_is_refused(ticket: bytes | Ticket) -> None:
     class Forging(TcpSending):
