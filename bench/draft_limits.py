@@ -4,15 +4,15 @@
                 are given), choosing drafts, scheduling, building the batch, the forward pass, the
                 output head, sampling, and updating the drafter; median microseconds, engines take
                 turns step by step
-    all right   speedup if every draft token were accepted and drafting took no time: no method can
-                be faster while steps take what they do
-    needed      the acceptance rate that gives the target speedup, 2.0 at 1 request and 1.4 at 16,
-                if it is the same at each position
-    bare rows   `all right` if a verifying step cost nothing beyond a plain one but its forward pass
-                and its output head
-    arithmetic  `all right` if a row took no longer than one of 128 does in the model's matrix
-                products, and nothing else took any time: no code can be faster without cheaper
-                products
+    speedup, all accepted   if every draft token were accepted and drafting took no time: no method
+                            can be faster while steps take what they do
+    acceptance needed       the acceptance rate that gives the target speedup, 2.0 at 1 request and
+                            1.4 at 16, if it is the same at each position
+    speedup, bare rows      the same as the first if a verifying step cost nothing beyond a plain
+                            one but its forward pass and its output head
+    arithmetic              the same as the first if a row took no longer than one of 128 does in
+                            the model's matrix products, and nothing else took any time: no code can
+                            be faster without cheaper products
 
 All drafts that are timed are wrong, so that engines stay in step; accepting a token costs a
 microsecond or two more.

@@ -143,9 +143,8 @@ def prices(model: LoadedModel, prompts: Sequence[Sequence[int]]) -> list[float]:
     for rows, engine in engines.items():
         assert engine.stats.num_drafted >= rows * len(prompts) * (STEPS - WARM_STEPS)
     known = {rows: median(each) for rows, each in times.items()}
-    for more, fewer in pairwise(
-        reversed(known)
-    ):  # fewer rows cannot take longer: the rest is noise
+    # Fewer rows cannot take longer: the rest is noise.
+    for more, fewer in pairwise(reversed(known)):
         known[fewer] = min(known[fewer], known[more])
     ratios = [1.0]
     for (low, at_low), (high, at_high) in pairwise(known.items()):

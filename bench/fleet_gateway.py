@@ -52,14 +52,14 @@ class MeasuredGateway:
             await self.fleet.apply(snapshot(*infos))
             while not self.fleet.warm_up.is_over:
                 await asyncio.sleep(TURN_S)
-            found["start: first request placed, s"] = time.monotonic() - began
+            found["start: until requests are placed, s"] = time.monotonic() - began
             found["start: event loop CPU until then, s"] = time.thread_time() - thread_s
             num_known = self._num_blocks
             await self._until(lambda: self._num_connected, infos)
             found["start: connected, s"] = time.monotonic() - began
             await self._until(lambda: self._num_synced, infos)
             found["start: all cache snapshots received, s"] = time.monotonic() - began
-        found["blocks known at the first placement, %"] = 100 * num_known / max(self._num_blocks, 1)
+        found["blocks known by then, %"] = 100 * num_known / max(self._num_blocks, 1)
         found["blocks known, million"] = self._num_blocks / 1e6
         found["memory growth, MB (PSS)"] = (pss() - memory) / 1e6
         found["memory, MB (PSS)"] = pss() / 1e6

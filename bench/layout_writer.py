@@ -63,7 +63,8 @@ def round_groups(
 
 
 def pack_columns(items: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
-    """[R, C] -> int32 [R, C bits / 32]; `order`: the position in a word of each of its items."""
+    """[R, C] -> int32 [R, C bits / 32]; `order`: by position in a word, from the lowest bits, the
+    item that it holds."""
     count = 32 // bits
     places = order or tuple(range(count))
     lanes = items.long().reshape(len(items), -1, count)
@@ -182,7 +183,8 @@ class WrittenLayout:
 
 
 def _falling(weight: Tensor) -> Tensor:
-    """A random order in place of that of `desc_act`, which needs calibration data."""
+    """Inputs by falling norm of their weights, in place of the order of `desc_act`, which needs
+    calibration data."""
     return weight.square().sum(0).argsort(descending=True)
 
 

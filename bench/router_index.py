@@ -121,7 +121,7 @@ def turnover(num_events: int, num_names: int) -> Iterator[KvEvents]:
 
 
 def large_fleet(num_replicas: int) -> Iterator[Row]:
-    """All but a tenth of the blocks are on a single replica."""
+    """Of nine tenths of the replicas no other has any block; the last tenth shares prompts."""
     prompts = [BlockNames(DRAW.randbytes(LONG // BLOCK * 16)) for _ in range(4)]
     own = [BlockNames(DRAW.randbytes(LONG // BLOCK * 16)) for _ in range(num_replicas // 4)]
     before, index, times = rss(), KvIndex(), []

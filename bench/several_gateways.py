@@ -79,7 +79,7 @@ def _half_s(trace: Trace) -> float:
 def _hits(
     alone: list[FleetOutcome], joined: list[FleetOutcome], from_s: list[float], first_s: float
 ) -> tuple[str, float]:
-    """Hit rates of the same prompts, by case."""
+    """`hit there / before`, the hit rates of the same prompts, and their ratio."""
     there: list[Served] = []
     before: list[Served] = []
     for one, two, begins_s in zip(alone, joined, from_s, strict=True):

@@ -77,7 +77,7 @@ class Run:
 
 
 def combined(one: DraftCounts, other: DraftCounts, by: Callable[[int, int], int]) -> DraftCounts:
-    """The sum by position, also where only one of them has it."""
+    """Both counts combined with `by` at each position, also where only one of them has it."""
     at = (
         [by(a, b) for a, b in zip_longest(mine, theirs, fillvalue=0)]
         for mine, theirs in zip(one[1:], other[1:], strict=True)

@@ -49,7 +49,7 @@ class PacedReplica:
 
     @classmethod
     def of(cls, process: subprocess.Popen[str]) -> Self:
-        """Start one; returns when it serves."""
+        """The replica of a process that was started; waits until it serves."""
         assert process.stdout is not None
         return cls(pickle.loads(base64.b64decode(process.stdout.readline())), process)
 

@@ -234,9 +234,7 @@ class Comparison:
 
 
 def main() -> None:
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(1)
-    )  # so that the servers end with this process
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers end, too
     arguments = _parse()
     plan = Plan(
         engines=arguments.engine,

@@ -144,9 +144,8 @@ def checkpoint(shape: Shape, folder: Path) -> Path:
             }
         )
     )
-    (made / "config.json").write_text(
-        json.dumps(shape.config())
-    )  # written last: marks the folder as complete
+    # Written last, as it marks the folder as complete.
+    (made / "config.json").write_text(json.dumps(shape.config()))
     return made
 
 

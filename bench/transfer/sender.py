@@ -58,7 +58,7 @@ CHUNK = memoryview(bytes(1 << 20))
 WISH = struct.Struct("<Q?")
 """A request on the socket: how many bytes, and whether with checksums."""
 CHECKED_BYTES = 4 << 20
-"""Bytes a checksum covers: fewer or more are slower."""
+"""Bytes whose checksums are computed in one call: with fewer or more it is slower."""
 _SOURCE = Holder(HolderKind.REQUEST, "source")
 
 

@@ -82,10 +82,10 @@ def check_context(mesh: Mesh) -> None:
             "micro-batches already; use one of the two"
         )
     if mesh.expert > mesh.tensor:
+        allowed = "1" if mesh.tensor == 1 else f"1 or to {mesh.tensor}, the number of tensor ranks"
         raise InvalidConfig(
             f"{name} with expert parallel {mesh.expert}: ranks that compute different tokens do "
-            f"not share experts; set parallel.expert to 1 or to {mesh.tensor}, the number of "
-            "tensor ranks"
+            f"not share experts; set parallel.expert to {allowed}"
         )
 
 

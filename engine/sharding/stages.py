@@ -37,7 +37,7 @@ def check_stages(config: ModelConfig, mesh: Mesh) -> None:
     firsts = first_layers(config)
     if mesh.pipeline > len(firsts):
         raise InvalidConfig(
-            f"pipeline parallel {mesh.pipeline}: only {len(firsts)} of the {config.num_layers} "
+            f"pipeline parallel {mesh.pipeline}: {len(firsts)} of the {config.num_layers} "
             "layers of this model can be the first of a stage; lower parallel.pipeline"
         )
 

@@ -164,7 +164,10 @@ def _copied(sources: Path) -> Iterator[Path]:
     name the files that were copied."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / sources.name
-        shutil.copytree(sources, copy)
+        for file in _files(sources, ".cpp", ".h"):  # an editor's own files may be gone by now
+            target = copy / file.relative_to(sources)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target)
         try:
             yield copy
         except subprocess.CalledProcessError as error:

@@ -144,20 +144,25 @@ def plan(
         )
     except InvalidConfig as error:
         return Refused(mesh=mesh, reason=str(error))
-    found = _layout(models, traffic, config.quantize)
+    found = _layout(models, traffic, config.quantize, is_deterministic=config.deterministic)
     if device_gib is not None and found.weight_bytes + found.kv_bytes > device_gib * GIB:
         return Refused(mesh=mesh, reason=_too_large(found, traffic, device_gib))
     return found
 
 
-def _layout(models: Sequence[RankModel], traffic: Traffic, quantize: str) -> LayoutPlan:
+def _layout(
+    models: Sequence[RankModel], traffic: Traffic, quantize: str, *, is_deterministic: bool
+) -> LayoutPlan:
     mesh, dtype = models[0].mesh, models[0].dtype
     block_size = models[0].kv.block_size
     block_bytes = max(each.kv.block_bytes for each in models)
     num_blocks = traffic.requests_of(mesh) * models[0].kv.num_blocks_for(traffic.context)
     return LayoutPlan(
         mesh=mesh,
-        weight_bytes=max(prepared_bytes(each.own, dtype, quantize) for each in models),
+        weight_bytes=max(
+            prepared_bytes(each.own, dtype, quantize, is_deterministic=is_deterministic)
+            for each in models
+        ),
         kv_token_bytes=block_bytes // block_size,
         kv_bytes=num_blocks * block_bytes,
         decode=_busiest(models, traffic.decode_pass(mesh, block_size)),

@@ -29,6 +29,7 @@ from baton.engine.checkpoint.quantized.entry import QuantizedEntry, expect
 from baton.engine.checkpoint.quantized.fp8 import E4M3, fp8_matrix, parse_block
 from baton.engine.checkpoint.quantized.mxfp4 import packed_mxfp4
 from baton.engine.checkpoint.quantized.words import in_groups, per_word, unpack
+from baton.engine.models.config.description import unsupported
 from baton.engine.models.config.keys import ConfigKeys
 from baton.kernels.products.quantized_groups import quantized_groups
 from baton.kernels.products.quantized_weight import QuantizedWeight
@@ -188,8 +189,8 @@ def parse_compressed(keys: ConfigKeys) -> CompressedLayout:
     """The layout of a quantization section. Raises CheckpointError if it is not supported."""
     keys.choice("format", FORMATS, "dense")
     if keys.value("transform_config"):
-        raise keys.complaint(
-            "transform_config", "must be absent: weights with rotations are not supported"
+        raise unsupported(
+            f"`{keys.name('transform_config')}` is given, and rotated weights are not supported"
         )
     schemes = keys.value("config_groups", {})
     if not isinstance(schemes, Mapping):

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Protocol
 
+from baton.core.errors import CheckpointError
 from baton.engine.checkpoint.files.tensor_files import StoredEntry, TensorEntry
 from baton.engine.checkpoint.quantized.awq import parse_awq
 from baton.engine.checkpoint.quantized.compressed_tensors import parse_compressed
@@ -21,7 +22,7 @@ from baton.engine.checkpoint.quantized.entry import QuantizedEntry
 from baton.engine.checkpoint.quantized.fp8 import parse_fp8
 from baton.engine.checkpoint.quantized.gptq import parse_gptq
 from baton.engine.checkpoint.quantized.mxfp4 import parse_mxfp4
-from baton.engine.models.config.description import unsupported, wrong
+from baton.engine.models.config.description import wrong
 from baton.engine.models.config.keys import ConfigKeys
 
 logger = logging.getLogger(__name__)
@@ -80,8 +81,8 @@ def _parse(section: str, found: object) -> QuantizedLayout:
     method = found.get("quant_method")
     parse = LAYOUTS.get(str(method))
     if parse is None:
-        raise unsupported(
-            f"`{section}.quant_method` is {method!r}; supported are "
+        raise CheckpointError(
+            f"config.json: `{section}.quant_method` is {method!r}; supported are "
             f"{', '.join(LAYOUTS)}; serve the unquantized checkpoint that it was made from, with "
             "--quantize int8 or int4 if memory is short"
         )

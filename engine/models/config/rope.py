@@ -137,8 +137,8 @@ def _rotary_dim(
     rotary_dim = int(head_dim * share)
     if rotary_dim % 2 or rotary_dim == 0:
         raise wrong(
-            f"`head_dim` {head_dim} gives {rotary_dim} dimensions that turn, which is "
-            "odd; RoPE needs pairs"
+            f"`head_dim` {head_dim} gives {rotary_dim} dimensions that rotate, and "
+            "RoPE needs pairs of them"
         )
     return rotary_dim
 

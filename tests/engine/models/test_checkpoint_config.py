@@ -206,7 +206,7 @@ def test_both_names_of_the_dtype_are_known(key: str, value: str) -> None:
         ({"vocab_size": -1}, "`vocab_size` must be a positive integer"),
         ({"num_hidden_layers": True}, "`num_hidden_layers` must be a positive integer"),
         ({"num_key_value_heads": 3}, "no multiple of `num_key_value_heads` 3"),
-        ({"head_dim": 7}, "`head_dim` 7 gives 7 dimensions that turn, which is odd"),
+        ({"head_dim": 7}, "`head_dim` 7 gives 7 dimensions that rotate, and RoPE needs pairs"),
         ({"hidden_act": "gelu"}, "`hidden_act` is 'gelu'; supported is 'silu' or"),
         ({"attention_bias": "yes"}, "`attention_bias` must be true or false"),
         ({"use_sliding_window": True}, "`use_sliding_window`"),

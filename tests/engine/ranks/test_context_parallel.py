@@ -190,7 +190,7 @@ def test_blocks_that_are_open_are_not_shared(tmp_path: Path) -> None:
     ("mesh", "reason"),
     [
         (Mesh(context=2, pipeline=2), "split a prompt into micro-batches already"),
-        (Mesh(context=2, expert=2), "set parallel.expert to 1 or to 1, the number of tensor ranks"),
+        (Mesh(context=2, expert=2), "do not share experts; set parallel.expert to 1$"),
     ],
 )
 def test_what_does_not_go_with_shared_prompts_is_refused_with_the_reason(

@@ -355,7 +355,7 @@ def test_modules_that_are_not_quantised_are_left_as_they_are(tmp_path: Path) -> 
         ({"quant_method": "awq", "bits": 4, "format": "gemv"}, "format` must be 'gemm'"),
         (
             {"quant_method": "compressed-tensors", "transform_config": {"config_groups": {}}},
-            "`quantization_config.transform_config` must be absent",
+            "`quantization_config.transform_config` is given",
         ),
         ({"quant_method": "awq", "bits": 4, "zero_point": False}, "zero_point` must be true"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size` must be two"),
