@@ -8,11 +8,11 @@ its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
-from baton.core.rank_memory import RankLine
+from baton.core.rank_memory import Introduction, OwnRows, RankLine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,3 +55,7 @@ class KvArena:
     def is_whole(self) -> bool:
         """Whether all of a block lies in one place, to be read by whoever reaches it."""
         return bool(self.planes)
+
+
+Introduce: TypeAlias = Callable[[KvArena, OwnRows], Introduction]
+"""Registers a rank's own memory for others."""

@@ -14,7 +14,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from baton.core.errors import TransferCut
 from baton.core.kv_pool import DeviceWrite
+
+ANSWER_S = 10.0
+"""Seconds for a rank to sum up some blocks, or to copy to its host what it has read."""
 
 
 class OwnRows(Protocol):
@@ -76,3 +80,14 @@ class RankRows(Protocol):
 
     def checksums(self, unit_bytes: int) -> bytes:
         """Checksums of all units, by plane and block; each rank sums up what it has read."""
+
+
+def answer_in_time(answer: bytes | Future[bytes]) -> bytes:
+    """The answer of the lead itself, or of a rank, which is waited for. Raises TransferCut if it
+    takes too long, and what the rank raised."""
+    if isinstance(answer, bytes):
+        return answer
+    try:
+        return answer.result(ANSWER_S)
+    except TimeoutError:
+        raise TransferCut(f"a rank has not answered for {ANSWER_S:g} s") from None

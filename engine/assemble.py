@@ -8,6 +8,7 @@ from typing import TypedDict, Unpack
 
 import torch
 
+from baton.core.kv_arena import Introduce
 from baton.engine.cache_plan import plan_cache
 from baton.engine.checkpoint.load import LoadedModel, load_model
 from baton.engine.checkpoint.load_heads import (
@@ -25,7 +26,7 @@ from baton.engine.mesh.ranks import ONE_RANK, MeshGroups, RankGroup
 from baton.engine.models.heads.eagle3 import FeatureJoin
 from baton.engine.models.heads.medusa import MedusaHeads
 from baton.engine.passes.runner import ModelRunner
-from baton.engine.ranks.assemble import Introduce, check_alike, following_runner, lead_runner
+from baton.engine.ranks.assemble import check_alike, following_runner, lead_runner
 from baton.engine.ranks.lead import LeadRunner, follow
 from baton.engine.ranks.lockstep import LockstepRunner
 from baton.engine.sharding.expert_balancer import ExpertBalancer

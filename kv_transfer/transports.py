@@ -13,8 +13,7 @@ from importlib.util import find_spec
 import torch
 
 from baton.core.errors import InvalidConfig
-from baton.core.kv_arena import KvArena
-from baton.core.rank_memory import Introduction, OwnRows
+from baton.core.kv_arena import Introduce, KvArena
 from baton.kv_transfer.handoff.transport import SendingHalf, Transport
 from baton.kv_transfer.transport.auto.auto import AutoSending, AutoTransport, TransportOption
 from baton.kv_transfer.transport.auto.known_peers import Facts, WayReport
@@ -47,8 +46,6 @@ class TransportParts:
     """What `auto` may choose from; empty: everything."""
 
 
-Introduce = Callable[[KvArena, OwnRows], Introduction]
-"""Registers a rank's memory for others."""
 Fits = Callable[[TransportParts, str, Facts], bool]
 """Whether it could lead to the peer at this address that says these things of itself."""
 

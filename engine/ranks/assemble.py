@@ -9,21 +9,21 @@ others   open that memory; or, on GPUs, let the lead map theirs (CUDA IPC: one h
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
 from baton.core.errors import InvalidConfig
-from baton.core.kv_arena import KvArena
+from baton.core.kv_arena import Introduce
 from baton.core.kv_layout import KvLayout
-from baton.core.rank_memory import Introduction, OwnRows
 from baton.engine.cache_plan import CachePlan
 from baton.engine.checkpoint.load import LoadedModel
 from baton.engine.memory.kv_cache import KvCache
@@ -45,8 +45,7 @@ INTRODUCTION = "kv introduction"
 LINE = "kv line"
 """The key under which a rank publishes where the lead asks it; empty: nowhere."""
 
-Introduce: TypeAlias = Callable[[KvArena, OwnRows], Introduction]
-"""Registers a rank's own memory for others."""
+log = logging.getLogger(__name__)
 
 
 def lead_runner(
@@ -64,7 +63,7 @@ def lead_runner(
     else:
         shares = [_map_memory(loaded, layout, rank, ranks) for rank in range(1, ranks.size)]
     shares = [
-        replace(share, introduction=ranks.word_of(INTRODUCTION, rank), line=_line_to(ranks, rank))
+        replace(share, introduction=ranks.word_of(INTRODUCTION, rank), line=line_to(ranks, rank))
         for rank, share in enumerate(shares, start=1)
     ]
     if not is_on_cpu:
@@ -98,9 +97,14 @@ def following_runner(
     return _own_runner(loaded, cache)
 
 
-def _line_to(ranks: RankGroup, rank: int) -> RankLine | None:
+def line_to(ranks: RankGroup, rank: int) -> RankLine | None:
+    """None: the lead sees to that rank's memory itself."""
     place = ranks.word_of(LINE, rank)
-    return RankLine(pickle.loads(place), rank) if place else None
+    try:
+        return RankLine(pickle.loads(place), rank) if place else None
+    except OSError as error:  # as between containers, each with a network of its own
+        log.warning("rank %d cannot be asked, so the lead moves its KV as well: %s", rank, error)
+        return None
 
 
 def _own_cache(loaded: LoadedModel, plan: CachePlan, memory: int | None = None) -> KvCache:

@@ -119,8 +119,10 @@ class LeadRunner:
 
     def close(self) -> None:
         """Release the other ranks."""
-        self._ranks.tell(stop_words())
-        self.cache.close_lines()
+        try:
+            self._ranks.tell(stop_words())
+        finally:
+            self.cache.close_lines()
 
 
 def follow(own: ModelRunner) -> None:

@@ -80,11 +80,14 @@ class RankPort:
         with self._listener:
             while True:
                 visitor, _ = await loop.sock_accept(self._listener)
+                if not _is_own_user(visitor):  # who could hold the lead up by sending no key
+                    visitor.close()
+                    continue
                 reader, writer = await asyncio.open_unix_connection(sock=visitor)
                 with suppress(OSError, EOFError, TimeoutError):
                     async with asyncio.timeout(CONNECT_S):
                         key = await reader.readexactly(KEY_BYTES)
-                    if _is_own_user(visitor) and secrets.compare_digest(key, self.place.key):
+                    if secrets.compare_digest(key, self.place.key):
                         return reader, writer
                 writer.close()
 
@@ -127,7 +130,7 @@ class RankLine:
         has_begun.wait()
 
     def ask(self, what: str, *about: Any) -> Future[Any]:
-        """See there."""
+        """See `baton.core.rank_memory.RankLine`."""
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()  # who has no use for the answer drops it
         number = next(self._numbers)
@@ -141,7 +144,7 @@ class RankLine:
         return future
 
     def close(self) -> None:
-        """The rank answers nothing any more."""
+        """See `baton.core.rank_memory.RankLine`."""
         with self._lock:
             if not self._is_over:
                 self._loop.call_soon_threadsafe(self._hang_up)
@@ -155,29 +158,36 @@ class RankLine:
             self._loop.close()
 
     async def _hear(self, has_begun: threading.Event) -> None:
-        reader, self._writer = await asyncio.open_unix_connection(sock=self._connection)
-        has_begun.set()
-        with suppress(OSError, EOFError):
-            while True:
-                number, answer, error = pickle.loads(await _read(reader))
-                future = self._asked.pop(number)
-                if error is None:
-                    future.set_result(answer)
-                else:
-                    future.set_exception(error)
-        self._writer.close()
-        with self._lock:
-            self._is_over = True
-        for future in self._asked.values():
-            future.set_exception(TransportFailed(self._gone))
-        self._asked.clear()
+        try:
+            reader, self._writer = await asyncio.open_unix_connection(sock=self._connection)
+            has_begun.set()
+            with suppress(OSError, EOFError):
+                while True:
+                    self._take(*pickle.loads(await _read(reader)))
+        finally:  # however it ends: nobody may wait for ever
+            self._hang_up()
+            with self._lock:
+                self._is_over = True
+            for future in self._asked.values():
+                future.set_exception(TransportFailed(self._gone))
+            self._asked.clear()
+            has_begun.set()
+
+    def _take(self, number: int, answer: Any, error: Exception | None) -> None:
+        future = self._asked.pop(number)
+        if error is None:
+            future.set_result(answer)
+        else:
+            future.set_exception(error)
 
     def _send(self, message: bytes) -> None:
         if self._writer is not None:
             self._writer.write(message)
 
     def _hang_up(self) -> None:
-        if self._writer is not None:
+        if self._writer is None:
+            self._connection.close()
+        else:
             self._writer.close()
 
 

@@ -11,29 +11,32 @@ The bytes stay on the device of the rank that keeps them. The lead waits for wha
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from baton.core.errors import TransferCut
 from baton.core.kv_pool import DeviceWrite
-from baton.core.rank_memory import Answer, OwnRows, RankLine, RankPart
+from baton.core.rank_memory import Answer, OwnRows, RankLine, RankPart, answer_in_time
 from baton.engine.memory.device_rows import DeviceRows
 from baton.engine.ranks.launched_work import LaunchedWork
 from baton.kernels.paging.checksum import WORD_BYTES
 
 CHECKSUMS, WRITE_ROWS = "checksums", "write_rows"
 """What ranks are asked."""
-SUM_UP_S = 10.0
-"""Seconds for a rank to sum up some blocks."""
+SLOW_WRITE_S = 20.0
+"""Seconds after which the log names ranks that still write, again and again."""
+
+log = logging.getLogger(__name__)
 
 
 def answering_checksums(rows: OwnRows) -> Answer:
-    """At a rank: how it sums up its own blocks. Who has read rows for it writes them."""
+    """At a rank: how it sums up its own blocks. Rows are written by whoever has read them there
+    (`kv_transfer/transport/nixl/rank_reads.py`)."""
 
     async def answer(blocks: Sequence[int], planes: range, part: slice, unit_bytes: int) -> bytes:
         return await asyncio.to_thread(rows.checksums, blocks, planes, part, unit_bytes)
@@ -108,8 +111,7 @@ class RankedRows:
             else:
                 asked.append((place, line.ask(CHECKSUMS, *about)))
         for place, answer in asked:
-            sums = answer if isinstance(answer, bytes) else _in_time(answer)
-            place.copy_(_words(sums).view(place.shape))
+            place.copy_(_words(answer_in_time(answer)).view(place.shape))
         return found.numpy().tobytes()
 
     def write_rows(self, writes: Sequence[DeviceWrite], unit_bytes: int) -> list[list[int]]:
@@ -139,22 +141,21 @@ class RankedRows:
                 of_rank = _PartWrite(number, writes[number], part, unit_bytes)
                 by_rank.setdefault(part.rank, []).append(of_rank)
         self._launched.await_passes()  # they may still write to these blocks, for another request
-        told: list[tuple[list[_PartWrite], Future[list[list[int]]]]] = []
+        told: list[_Told] = []
         own: list[_PartWrite] = []
-        for rank, parts in by_rank.items():
-            memory = self._ranks[rank]
-            if memory.line is None:
-                own = parts
-            else:
-                shifted = [part.shifted(memory.first_plane) for part in parts]
-                told.append((parts, memory.line.ask(WRITE_ROWS, shifted, unit_bytes)))
+        own_writes: list[DeviceWrite] = []
         try:
+            for rank, parts in by_rank.items():
+                memory = self._ranks[rank]
+                shifted = [part.shifted(memory.first_plane) for part in parts]
+                if memory.line is None:
+                    own, own_writes = parts, shifted
+                else:
+                    told.append((parts, memory.line.ask(WRITE_ROWS, shifted, unit_bytes)))
             if own:
-                first_plane = self._ranks[own[0].part.rank].first_plane
-                shifted = [part.shifted(first_plane) for part in own]
-                _note(own, self._own.write_rows(shifted, unit_bytes), bad)
+                _note(own, self._own.write_rows(own_writes, unit_bytes), bad)
         finally:
-            wait([answer for _, answer in told])
+            _await_written(told)
         for parts, answer in told:
             _note(parts, answer.result(), bad)
 
@@ -211,6 +212,10 @@ class _PartWrite:
         return range(span.start // self.unit_bytes, span.stop // self.unit_bytes)
 
 
+_Told: TypeAlias = tuple[list[_PartWrite], Future[list[list[int]]]]
+"""What one rank was told to write, and its answer."""
+
+
 def _note(parts: Sequence[_PartWrite], found: Sequence[list[int]], bad: list[list[int]]) -> None:
     for part, wrong in zip(parts, found, strict=True):
         bad[part.number] += [part.number_of(unit) for unit in wrong]
@@ -220,8 +225,11 @@ def _words(checksums: bytes) -> Tensor:
     return torch.frombuffer(bytearray(checksums), dtype=torch.int64)
 
 
-def _in_time(answer: Future[bytes]) -> bytes:
-    try:
-        return answer.result(SUM_UP_S)
-    except TimeoutError:
-        raise TransferCut(f"a rank has summed up nothing for {SUM_UP_S:g} s") from None
+def _await_written(told: Sequence[_Told]) -> None:
+    """Return when no rank writes any more."""
+    rank_by_answer = {answer: parts[0].part.rank for parts, answer in told}
+    waited_s = 0.0
+    while slow := wait(rank_by_answer, SLOW_WRITE_S).not_done:
+        waited_s += SLOW_WRITE_S
+        ranks = sorted(rank_by_answer[answer] for answer in slow)
+        log.warning("ranks %s have been writing KV for %g s; its blocks wait", ranks, waited_s)

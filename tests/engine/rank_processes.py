@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from tests.warm_processes import warm_processes
 
+from baton.core.kv_arena import Introduce
 from baton.engine.assemble import assemble_engine, follow_lead
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.mesh.mesh import Mesh
 from baton.engine.mesh.ranks import Rendezvous, join, listen
-from baton.engine.ranks.assemble import Introduce
 from baton.engine.ranks.lead import LeadRunner
 
 HOST = "127.0.0.1"

@@ -18,11 +18,11 @@ from tests.engine.ranks.sharded_caches import in_tensor_ranks
 
 from baton.core.clock import ManualClock
 from baton.core.ids import Epoch, RequestId, TransferId, new_epoch
+from baton.core.kv_arena import Introduce
 from baton.core.kv_layout import KvLayout
 from baton.core.kv_pool import Holder, HolderKind
 from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.memory.kv_cache import KvCache
-from baton.engine.ranks.assemble import Introduce
 from baton.kv_transfer.handoff.auditor import AuditReport, audit
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.handoff.reservation import KvSource, Reservation, WantedKv

@@ -18,9 +18,9 @@ from tests.kv_transfer.replicas import (
 )
 
 from baton.core.ids import Epoch, TransferId
+from baton.core.kv_arena import Introduce
 from baton.core.kv_layout import KvLayout
 from baton.core.owner_thread import OneThread
-from baton.engine.ranks.assemble import Introduce
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.handoff.reservation import Reservation
 from baton.kv_transfer.handoff.transport import SendingHalf, Transport

@@ -5,7 +5,9 @@
                                                            at once, whichever ranks P has
 
 A piece of which a block is not all of a block of D's is read by the lead alone: it must be put
-together, or taken apart, before it can be written.
+together, or taken apart, before it can be written. So is what several ranks keep whole (latents,
+features): each of them would fetch the same bytes. The lead fetches them once, and writes them to
+all of these ranks.
 """
 
 from __future__ import annotations
@@ -13,26 +15,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from baton.core.errors import TransferCut
 from baton.core.kv_arena import KvArena
-from baton.core.rank_memory import RankPart
+from baton.core.rank_memory import RankPart, answer_in_time
 from baton.kv_transfer.transport.control.client import AnnouncedPiece
 from baton.kv_transfer.transport.nixl.arena import Arena, PeerMemory, PieceRange
 from baton.kv_transfer.transport.nixl.rank_reads import FarRead, FarReads
 from baton.kv_transfer.transport.nixl.reading import Name, Reading
 from baton.kv_transfer.transport.nixl.reads import NixlReads, ReadResult
 
-LOOK_S = 10.0
-"""Seconds for a rank to copy to its host what it has read, or to sum it up."""
 
-
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class RankedRead:
     """A piece of which each rank has read its part; implements `RankRows`."""
 
@@ -42,6 +40,7 @@ class RankedRead:
     num_planes: int
     shape: tuple[int, int]
     """Blocks of all planes, bytes of each."""
+    _on_host: Tensor | None = field(default=None, init=False)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -59,8 +58,10 @@ class RankedRead:
         return self
 
     def cpu(self) -> Tensor:
-        """[blocks of all planes, bytes] on this host; waits for the ranks."""
-        return self._joined([read.look() for read in self.reads], torch.uint8, 1)
+        """[blocks of all planes, bytes] on this host; waits for the ranks, once."""
+        if self._on_host is None:  # whoever takes it plane by plane comes here for each
+            self._on_host = self._joined([read.look() for read in self.reads], torch.uint8, 1)
+        return self._on_host
 
     def checksums(self, unit_bytes: int) -> bytes:
         """See `RankRows.checksums`."""
@@ -78,8 +79,8 @@ class RankedRead:
             planes = slice(part.planes.start, part.planes.stop)
             numbers = slice(part.span.start // num_bytes, part.span.stop // num_bytes)
             target = joined[planes, :, numbers]
-            data = answer if isinstance(answer, bytes) else _in_time(answer)
-            target.copy_(torch.frombuffer(bytearray(data), dtype=dtype).view(target.shape))
+            data = bytearray(answer_in_time(answer))
+            target.copy_(torch.frombuffer(data, dtype=dtype).view(target.shape))
         return joined.flatten(0, 1)
 
 
@@ -152,7 +153,8 @@ class Readers:
                 [(start, num_bytes)] = spans
                 planes = range(begin - first, end - first)
                 found.append((rank, PieceRange(planes, range(start, start + num_bytes))))
-        return found
+        kept_whole = [plane for _, (planes, span) in found if len(span) == size for plane in planes]
+        return found if len({*kept_whole}) == len(kept_whole) else []
 
     async def _read_by_ranks(
         self,
@@ -196,10 +198,3 @@ def drop(reading: asyncio.Future[Any]) -> None:
     """Give a read up, or back."""
     if not reading.cancel() and not reading.cancelled() and not reading.exception():
         reading.result().give_back()
-
-
-def _in_time(answer: Future[bytes]) -> bytes:
-    try:
-        return answer.result(LOOK_S)
-    except TimeoutError:
-        raise TransferCut(f"a rank has not answered for {LOOK_S:g} s") from None

@@ -6,10 +6,10 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from baton.core.kv_arena import Introduce
 from baton.core.kv_layout import KvLayout
 from baton.core.rank_memory import Answer, OwnRows
 from baton.engine.memory.kv_cache import KvCache
-from baton.engine.ranks.assemble import Introduce
 from baton.engine.ranks.rank_line import RankLine, RankPort
 from baton.engine.ranks.ranked_rows import CHECKSUMS, answering_checksums
 from baton.engine.ranks.sharded_cache import ShardedCache

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import socket
 import threading
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from typing import Any
 
 import pytest
 from tests.warm_processes import warm_processes
 
 from baton.core.errors import TransferCut, TransportFailed
-from baton.engine.ranks.rank_line import RankLine, RankPort
+from baton.engine.ranks.assemble import line_to
+from baton.engine.ranks.rank_line import RankLine, RankPlace, RankPort
 
 LIMIT_S = 60.0
 """Only keeps a failing test from hanging."""
@@ -73,6 +76,19 @@ def test_who_does_not_know_the_key_is_turned_away() -> None:
 
     assert line.ask("echo", b"here").result(LIMIT_S) == b"here"
     line.close()
+
+
+def test_the_lead_does_without_a_rank_that_no_socket_leads_to(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Ranks:
+        def word_of(self, name: str, rank: int) -> bytes:
+            return pickle.dumps(RankPlace("baton-rank-of-nobody", b""))
+
+    ranks: Any = Ranks()
+
+    assert line_to(ranks, 1) is None
+    assert "rank 1 cannot be asked" in caplog.text
 
 
 def serve(pipe: Connection) -> None:

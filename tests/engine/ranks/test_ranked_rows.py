@@ -25,6 +25,7 @@ from baton.core.kv_pool import DeviceWrite
 from baton.core.rank_memory import Answer, Introduction, OwnRows, RankPart
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.memory.kv_staging import KvStaging
+from baton.engine.ranks import ranked_rows
 from baton.engine.ranks.rank_line import RankLine
 from baton.engine.ranks.sharded_cache import ShardedCache
 from baton.kv_transfer.layouts.integrity import checksums_of
@@ -178,8 +179,9 @@ def test_ranks_verify_and_write_what_they_have_read_and_a_wrong_head_is_zero_wit
 
 
 def test_a_rank_that_fails_is_heard_of_when_no_other_writes_any_more(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(ranked_rows, "SLOW_WRITE_S", 0.05)
     it, data = ranks_of("more ranks than heads", monkeypatch), random_data()
     parts = [it.part(rank, data) for rank in range(4)]
     failing, slow, _ = it.readers
@@ -202,6 +204,7 @@ def test_a_rank_that_fails_is_heard_of_when_no_other_writes_any_more(
     writing.join(0.2)
 
     assert writing.is_alive() and not raised
+    assert "ranks [2] have been writing KV" in caplog.text
     slow.may_write.set()
     writing.join(60)
     assert [str(error) for error in raised] == ["its device has failed"]

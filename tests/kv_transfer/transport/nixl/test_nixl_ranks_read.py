@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from tests.kv_transfer.replicas import PROMPT, TRANSFER
 from tests.kv_transfer.transport.nixl.test_nixl import Handle
 from tests.kv_transfer.transport.nixl.test_nixl_on_device import (
@@ -27,7 +28,7 @@ from tests.kv_transfer.transport.nixl.test_nixl_on_device import (
 from tests.kv_transfer.world import World
 
 from baton.core.errors import TransferAborted, TransferCut, TransferError
-from baton.core.kv_layout import KvLayout
+from baton.core.kv_layout import OUTPUTS, DraftFeatures, KvLayout
 from baton.core.kv_pool import DeviceWrite
 from baton.engine.blocks.block_bytes import Targets
 from baton.engine.memory.device_rows import DeviceRows
@@ -50,12 +51,13 @@ def by_lead(*_: object) -> None:
 
 
 @asynccontextmanager
-async def ranks_read(
+async def ranks_read(  # noqa: PLR0913  # both sides, and what may happen to them
     patch: pytest.MonkeyPatch,
     fabric: Fabric,
     num_ranks: tuple[int, int] = (2, 2),
     decode_layout: KvLayout | None = None,
     *,
+    layout: KvLayout = FOUR_HEADS,
     is_looked_at: bool = False,
     is_rank_gone: bool = False,
 ) -> AsyncIterator[World]:
@@ -69,7 +71,7 @@ async def ranks_read(
 
     patch.setattr(sending, "RankReads", noted)
     async with on_devices(
-        patch, fabric, FOUR_HEADS, decode_layout, is_looked_at=is_looked_at, num_ranks=num_ranks
+        patch, fabric, layout, decode_layout, is_looked_at=is_looked_at, num_ranks=num_ranks
     ) as it:
         cache: Any = it.decode.cache
         assert isinstance(cache, ShardedCache)
@@ -285,6 +287,31 @@ async def test_what_must_be_regrouped_or_converted_is_read_by_the_lead_alone(
         assert len(readers_of(fabric)) == 1
         await it.on_d.call(it.decode.adopt)
         await it.assert_nothing_is_left()
+
+
+async def test_features_which_every_rank_keeps_are_fetched_once_by_the_lead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fabric = Fabric()
+    features = DraftFeatures(kind=OUTPUTS, width=64, dtype="float32")
+    layout = replace(FOUR_HEADS, features=features)
+    async with ranks_read(monkeypatch, fabric, layout=layout, is_looked_at=True) as it:
+        reservation = await it.grant()
+        await it.compute()
+
+        report = await it.fetch(reservation)
+
+        num_blocks = layout.num_blocks_for(len(PROMPT))
+        assert report.num_bytes == num_blocks * layout.block_bytes
+        read_bytes = [
+            sum(length for handle in handles for _, length, _ in handle.local)
+            for handles in readers_of(fabric).values()
+        ]
+        assert sum(read_bytes) == num_blocks * layout.block_bytes
+        assert max(read_bytes) - min(read_bytes) == num_blocks * layout.feature_bytes
+        own, other = it.decode.cache.arena.shares
+        assert torch.equal(own.planes[-1], other.planes[-1])
+        await assert_all_came(it)
 
 
 async def test_what_ranks_cannot_write_as_it_lies_there_is_looked_at_on_the_leads_host(
