@@ -111,9 +111,7 @@ class ReplicaCore:
             self._on_step,
             on_failure=hooks.on_failure,
             before_commands=hooks.before_commands,
-            hooks=replace(
-                hooks.in_step, reclaim=self._reclaim, held_tenants=self._held_tenants
-            ),
+            hooks=replace(hooks.in_step, reclaim=self._reclaim, held_tenants=self._held_tenants),
         )
         self.kv_feed = KvFeed(engine.pool, self.thread)
         self.kv = KvExchange(

@@ -168,8 +168,8 @@ class Scheduler:
         """Plan one forward pass: running requests first, then as many waiting ones as fit.
 
         `reclaim` is asked for blocks before a request is preempted. A request that waits ends no
-        pin while `held_tenants` says that blocks for it will come back. Drafts get what is left of the
-        token budget, and new blocks only while no request is waiting.
+        pin while `held_tenants` says that blocks for it will come back. Drafts get what is left of
+        the token budget, and new blocks only while no request is waiting.
         """
         self._reclaim, self._held_tenants = reclaim, held_tenants
         self.pool.supply.expire()  # frees expired pins, so that waiting requests are tried again

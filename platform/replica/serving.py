@@ -21,7 +21,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from baton.core.errors import EngineFailed
-from baton.core.ids import Epoch
 from baton.core.replicas import HEARTBEAT_S, ReplicaInfo, Role, StartingReplica
 from baton.core.wording import count_of
 from baton.engine.engine import Engine

@@ -75,7 +75,9 @@ async def test_a_pinned_prompt_stays_on_both_replicas_that_had_its_kv() -> None:
         await fleet.assert_nothing_is_held()
 
 
-async def test_a_prompt_waits_for_a_computed_one_to_be_fetched_rather_than_take_a_pins_blocks() -> None:
+async def test_a_prompt_waits_for_a_computed_one_to_be_fetched_rather_than_take_a_pins_blocks() -> (
+    None
+):
     changes = {"chaos": {"enabled": True}}
     async with running_fleet(make_engine=small_engine, changes=changes) as fleet:
         await fleet.ask(PROMPT, cache_points=FOR_AN_HOUR)
