@@ -99,6 +99,11 @@ class DecodeWorker:
         await self.core.kv.lender.is_idle.wait()
 
     @property
+    def num_sessions(self) -> int:
+        """Streams of gateways."""
+        return len(self._sessions)
+
+    @property
     def num_requests(self) -> int:
         return len(self.requests.open)
 

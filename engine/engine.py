@@ -254,7 +254,7 @@ class Engine:
         self._ahead.forget_who_left()
         if self._ahead.persistent_batch is not None:  # planned with the step before, and running
             return self._still_running(self._ahead.persistent_batch), ()
-        chunks = self._scheduler.step(hooks.reclaim, drafts)
+        chunks = self._scheduler.step(hooks.reclaim, drafts, hooks.held_tenants)
         if self._scheduler.persistent_batch is not None:  # all of them have run before
             return chunks, ()
         first = tuple([chunk.request for chunk in chunks if chunk.request.scheduled_at is None])

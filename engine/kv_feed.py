@@ -35,6 +35,10 @@ class KvFeed:
         self._is_closed = False
         pool.record_in(self._log)
 
+    @property
+    def num_followers(self) -> int:
+        return len(self._followers)
+
     def publish(self) -> None:
         """Let followers have what changed. On the engine's thread: after steps, and when idle."""
         if self._log.flush() and self._followers:

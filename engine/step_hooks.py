@@ -1,6 +1,6 @@
 """The hooks of an engine step: what the owner of the engine passes in to take part in it.
 
-reclaim -> on_scheduled -> layer, on_layer, between_layers, layer, ...
+held_tenants, reclaim -> on_scheduled -> layer, on_layer, between_layers, layer, ...
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from baton.engine.request.request import Request
 from baton.engine.schedule.drafted_chunks import ScheduledChunk
-from baton.engine.schedule.scheduler import Reclaim
+from baton.engine.schedule.scheduler import HeldTenants, Reclaim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +19,8 @@ class StepHooks:
 
     reclaim: Reclaim = lambda tenant: False
     """Called before a request is preempted."""
+    held_tenants: HeldTenants = lambda: ()
+    """Called before a request that waits takes the blocks of pins."""
     on_scheduled: Callable[[Request], None] = lambda request: None
     """Called with a request that is about to run for the first time; it may be aborted."""
     on_layer: Callable[[int, Sequence[ScheduledChunk]], None] = lambda layer, chunks: None

@@ -72,7 +72,7 @@ class KvPublisher:
         num_shared = request.num_cached // layout.block_size
         num_fresh = layout.num_blocks_for(len(request.tokens)) - num_shared
         try:
-            self._sender.take(transfer_id, num_fresh)
+            self._sender.take(transfer_id, num_fresh, request.tenant)
         except Overloaded as error:
             self._refuse(transfer_id, error)
             return

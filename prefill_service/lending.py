@@ -44,6 +44,10 @@ class Lending:
         self._credits: Credits[PrefillSession] = Credits(self._budget)
         self._sessions: list[PrefillSession] = []
 
+    @property
+    def num_sessions(self) -> int:
+        return len(self._sessions)
+
     def join(self, session: PrefillSession) -> None:
         """A gateway has one stream: an earlier one of its own is over, though not ended yet."""
         for earlier in [

@@ -158,6 +158,11 @@ class PrefillWorker:
         await self.core.kv.lender.is_idle.wait()
 
     @property
+    def num_sessions(self) -> int:
+        """Streams of gateways."""
+        return self._lending.num_sessions
+
+    @property
     def num_requests(self) -> int:
         return len(self.prompts)
 

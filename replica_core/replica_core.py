@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 
 from baton.core.errors import Unavailable
@@ -52,7 +52,7 @@ class RoleHooks:
     before_commands: Callable[[], None] | None = None
     """See `EngineThread`."""
     in_step: StepHooks = ALONE
-    """`reclaim` and `between_layers` are not the role's to say."""
+    """`reclaim`, `held_tenants` and `between_layers` are not the role's to say."""
     on_transfer_ended: Callable[[TransferId], None] = lambda _: None
     """Hears of transfers of KV that leaves: see `EngineCalls`."""
     is_full: Callable[[], bool] = lambda: False
@@ -111,7 +111,7 @@ class ReplicaCore:
             self._on_step,
             on_failure=hooks.on_failure,
             before_commands=hooks.before_commands,
-            hooks=replace(hooks.in_step, reclaim=self._reclaim),
+            hooks=replace(hooks.in_step, reclaim=self._reclaim, held_tenants=self._held_tenants),
         )
         self.kv_feed = KvFeed(engine.pool, self.thread)
         self.kv = KvExchange(
@@ -287,6 +287,9 @@ class ReplicaCore:
 
     def _reclaim(self, tenant: str | None) -> bool:
         return self.kv.reclaim(tenant)
+
+    def _held_tenants(self) -> Collection[str]:
+        return self.kv.sender.held.tenants
 
     def _take_census(self) -> tuple[Census, frozenset[str], frozenset[TransferId]]:
         """The block census, with the requests and the leases that may hold blocks at this

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from baton.engine.blocks.block_supply import BlockSupply
 from baton.engine.request.request import Request
 from baton.engine.schedule.waiting_queue import WaitingQueue
 
 
-def will_free_blocks_for(tenant: str, running: Sequence[Request], supply: BlockSupply) -> bool:
-    """Whether some running request will free blocks that `tenant` may use once it finishes."""
+def will_free_blocks_for(
+    tenant: str, running: Sequence[Request], held_tenants: Collection[str], supply: BlockSupply
+) -> bool:
+    """Whether blocks that `tenant` may use will become free by themselves: some running request
+    has them until it finishes, or a computed prompt until a decode replica has fetched it."""
+    if not running and not held_tenants:
+        return False
     donors = supply.donors(tenant)
-    return any(request.tenant in donors for request in running)
+    return any(request.tenant in donors for request in running) or any(
+        held in donors for held in held_tenants
+    )
 
 
 def victim_for(

@@ -35,7 +35,7 @@ changed.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import chain, islice
 from typing import Protocol
 
@@ -60,8 +60,17 @@ class Reclaim(Protocol):
         release."""
 
 
+HeldTenants = Callable[[], Collection[str]]
+"""Returns the tenants of the blocks that computed prompts hold until decode replicas have fetched
+them."""
+
+
 def _has_nothing(tenant: str | None) -> bool:
     return False
+
+
+def _holds_nothing() -> Collection[str]:
+    return ()
 
 
 class Scheduler:
@@ -77,6 +86,8 @@ class Scheduler:
         """Preemptions so far."""
         self._reclaim: Reclaim = _has_nothing
         """The callback that frees blocks for the step being planned."""
+        self._held_tenants: HeldTenants = _holds_nothing
+        """Likewise, of the step being planned."""
         self._running: list[Request] = []
         self._max_running = min(config.max_running, config.max_batch_tokens)
         self._lanes = list(range(self._max_running))
@@ -149,14 +160,18 @@ class Scheduler:
         request.phase = Phase.FINISHED
 
     def step(
-        self, reclaim: Reclaim = _has_nothing, drafts: Drafts = NO_DRAFTS
+        self,
+        reclaim: Reclaim = _has_nothing,
+        drafts: Drafts = NO_DRAFTS,
+        held_tenants: HeldTenants = _holds_nothing,
     ) -> list[ScheduledChunk]:
         """Plan one forward pass: running requests first, then as many waiting ones as fit.
 
-        `reclaim` is asked for blocks before a request is preempted. Drafts get what is left of the
-        token budget, and new blocks only while no request is waiting.
+        `reclaim` is asked for blocks before a request is preempted. A request that waits ends no
+        pin while `held_tenants` says that blocks for it will come back. Drafts get what is left of
+        the token budget, and new blocks only while no request is waiting.
         """
-        self._reclaim = reclaim
+        self._reclaim, self._held_tenants = reclaim, held_tenants
         self.pool.supply.expire()  # frees expired pins, so that waiting requests are tried again
         if drafts:
             self._persistent_batch = None
@@ -361,7 +376,8 @@ class Scheduler:
         return self._make_room(adopted, num_tokens)
 
     def _will_free_blocks_for(self, tenant: str) -> bool:
-        return will_free_blocks_for(tenant, self._running, self.pool.supply)
+        held_tenants = self._held_tenants()
+        return will_free_blocks_for(tenant, self._running, held_tenants, self.pool.supply)
 
     def _reserve(self, request: Request) -> bool:
         will_wait = self._will_free_blocks_for(request.tenant)

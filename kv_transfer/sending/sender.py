@@ -140,11 +140,12 @@ class Sender:
         )
         self.counters.num_offered += 1
 
-    def take(self, transfer_id: TransferId, num_blocks: int) -> None:
-        """The source's turn has come, and it takes so many blocks. See `HeldShare.take`."""
+    def take(self, transfer_id: TransferId, num_blocks: int, tenant: str = "") -> None:
+        """The source's turn has come, and it takes so many blocks, which count for `tenant`. See
+        `HeldShare.take`."""
         offer = self._offers.get(transfer_id)
         if offer is not None and not offer.state.is_settled:
-            self.held.take(transfer_id, num_blocks)
+            self.held.take(transfer_id, num_blocks, tenant)
 
     def publish(
         self, transfer_id: TransferId, num_computed: int, layers: Sequence[int] | None = None

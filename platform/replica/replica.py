@@ -118,6 +118,11 @@ class Replica:
             return False
         return True
 
+    @property
+    def num_gateway_streams(self) -> int:
+        """Open streams of gateways: their sessions, and those of cache events."""
+        return self.worker.num_sessions + self.worker.core.kv_feed.num_followers
+
     async def stop(self) -> None:
         await self.stop_serving()
         await self.tell_spans()

@@ -1,10 +1,11 @@
 """Serves an engine, in the role of its pool or in the other one.
 
     begin   worker and server start; from now on a heartbeat tells where
-    turn    the same in the other role, as another incarnation: see `flips.py`; what spans the last
-            one has are told behind it
+    turn    gateways hang up; the same in the other role, as another incarnation: see `flips.py`;
+            what spans the last one has are told behind it
     drain   unready, which the registry hears at once; then requests finish, or go elsewhere
-    leave   the registry forgets it; server and worker end, the engine's ranks remain
+    leave   the registry forgets it; gateways hang up; server and worker end, the engine's ranks
+            remain
 
 A replica continues to serve without a registry, which is only a hint.
 """
@@ -15,11 +16,11 @@ import asyncio
 import logging
 import random
 from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from baton.core.errors import EngineFailed
-from baton.core.ids import Epoch
 from baton.core.replicas import HEARTBEAT_S, ReplicaInfo, Role, StartingReplica
 from baton.core.wording import count_of
 from baton.engine.engine import Engine
@@ -42,6 +43,12 @@ registry does, too, and a call to it may never be answered. A registry that need
 nothing but time: gateways hear from the replica itself that it takes no more, and see its streams
 end; the registry drops who hung up after 3.5 s of silence, and until then the planner counts one
 replica too many, and a gateway that starts tries in vain to reach it."""
+
+HANG_UP_S = 0.25
+"""Seconds that a replica which has said farewell gives gateways to end their streams, which they do
+as soon as the registry tells them. If it ended a stream at the same moment as a gateway, gRPC would
+log an error with a traceback: it cannot send a status to a caller that has hung up."""
+LOOK_S = 0.005
 
 
 class Serving:
@@ -98,6 +105,7 @@ class Serving:
         async with Startup(self._registry, starting):
             old, self.replica = self.replica, None
             assert old is not None, "it turns once at a time"
+            await _until_hung_up(old)
             await old.stop_serving()
             telling = asyncio.create_task(old.tell_spans())
             self._telling.add(telling)
@@ -123,13 +131,14 @@ class Serving:
         if self.replica is not None:
             assert self._heart is not None, "it has begun"
             self._heart.cancel()
-            await self._try(self._leave(self.replica.info.epoch))
+            await self._try(self._leave(self.replica))
             await self.replica.stop()
         await asyncio.gather(*self._telling, return_exceptions=True)
 
-    async def _leave(self, epoch: Epoch) -> None:
+    async def _leave(self, replica: Replica) -> None:
         async with asyncio.timeout(FAREWELL_S):
-            await self._registry.leave(epoch)
+            await self._registry.leave(replica.info.epoch)
+        await _until_hung_up(replica)
 
     def reconfigure(self, config: DeploymentConfig) -> None:
         """Go by `config`'s live settings from now on."""
@@ -184,6 +193,14 @@ class Serving:
         except Exception as error:
             log.warning("%s cannot reach the registry: %r", self._id, error)
             return None
+
+
+async def _until_hung_up(replica: Replica) -> None:
+    """Wait until gateways have ended their streams, but not for one that has not heard."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(HANG_UP_S):
+            while replica.num_gateway_streams:
+                await asyncio.sleep(LOOK_S)
 
 
 def _check_is_empty(engine: Engine) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from tests.in_process_fleet import GREEDY, VOCAB_SIZE, Fleet, running_fleet
 
+from baton.core.chaos import ChaosRule, Fault
 from baton.core.errors import InvalidRequest
 from baton.core.ids import ReplicaId, new_epoch, new_transfer_id
 from baton.core.messages import CachePoint, PullRequest
@@ -71,6 +72,28 @@ async def test_a_pinned_prompt_stays_on_both_replicas_that_had_its_kv() -> None:
             metrics = replica.metrics()
             assert metrics["kv_blocks_pinned"] == 10
             assert metrics['kv_blocks_held{tenant=""}'] >= 10
+        await fleet.assert_nothing_is_held()
+
+
+async def test_a_prompt_waits_for_a_computed_one_to_be_fetched_rather_than_take_a_pins_blocks() -> (
+    None
+):
+    changes = {"chaos": {"enabled": True}}
+    async with running_fleet(make_engine=small_engine, changes=changes) as fleet:
+        await fleet.ask(PROMPT, cache_points=FOR_AN_HOUR)
+        chaos = fleet.replicas[DECODE].chaos
+        assert chaos is not None
+        late = ChaosRule(at="transfer.settle", fault=Fault.DELAY, rate=1.0, delay_s=0.25)
+        chaos.set((late,), 0)  # the next prompt is at P before P hears that the last one is fetched
+
+        others = [
+            await fleet.ask([100 + number] * 60, replace(GREEDY, max_tokens=2))
+            for number in range(3)
+        ]
+
+        assert [other.receipt.prefill_replica for other in others] == [PREFILL] * 3
+        assert [other.receipt.notes for other in others] == [()] * 3
+        assert fleet.engines[PREFILL].pool.supply.counters.num_given_way == 0
         await fleet.assert_nothing_is_held()
 
 

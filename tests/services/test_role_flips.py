@@ -13,9 +13,10 @@ from tests.services.turning import turning_fleet
 
 from baton.core.errors import InvalidRequest, Unavailable
 from baton.core.kv_pool import Holder, HolderKind
-from baton.core.replicas import ReplicaInfo, Role
+from baton.core.replicas import Membership, ReplicaInfo, Role
 from baton.platform.config.deployment import override
 from baton.platform.registry.registry import Registry
+from baton.platform.replica import serving
 
 
 async def test_replicas_swap_roles_under_load_and_no_token_is_lost_or_computed_twice() -> None:
@@ -101,6 +102,28 @@ async def test_a_replica_that_turns_keeps_its_engine_and_what_it_has_cached() ->
             it for it in turning.fleet.dispatcher.fleet.replicas if it.replica_id == "decode-2"
         ]
         assert not row.is_flipped
+
+
+async def test_gateways_hang_up_before_a_replica_that_turns_ends_their_streams(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(serving, "HANG_UP_S", 60.0)
+    caplog.set_level("INFO", "baton.gateway.fleet.links")
+    async with turning_fleet(prefill=2, decode=1) as turning:
+        fleet = turning.fleet.dispatcher.fleet
+        apply = fleet.apply
+
+        async def apply_late(snapshot: Membership) -> None:
+            await asyncio.sleep(0.1)
+            await apply(snapshot)
+
+        monkeypatch.setattr(fleet, "apply", apply_late)
+        for to in (Role.DECODE, Role.PREFILL):
+            caplog.clear()
+            await turning.flip("prefill-1", to)
+            await turning.until(prefill_1=to)
+
+            assert not caplog.messages  # a stream that its replica ends is a broken one
 
 
 async def test_what_cannot_take_the_other_role_is_told_why() -> None:

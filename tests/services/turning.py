@@ -143,7 +143,7 @@ async def turning_fleet(prefill: int, decode: int, **changes: Any) -> AsyncItera
             await turning.until(**dict(zip(names, roles, strict=True)))
             yield turning
         finally:
-            following.cancel()
             turning.registry.may_forget.set()
             for serving in turning.serving.values():
                 await serving.leave()
+            following.cancel()

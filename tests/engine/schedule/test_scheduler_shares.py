@@ -170,6 +170,22 @@ def test_who_waits_leaves_pins_alone_unless_nothing_runs() -> None:
     assert len(scheduler.pool.prefixes.pins) == 0
 
 
+def test_who_waits_leaves_pins_alone_while_computed_prompts_hold_blocks_it_may_have() -> None:
+    scheduler = make_scheduler(num_blocks=10, pinned_fraction=0.5, kv_shares={"a": 0.3})
+    pin(scheduler, "pinned", prompt_len=12)
+    lease = Holder(HolderKind.LEASE, "computed")
+    assert scheduler.pool.reserve(lease, range(12), b"") is not None
+    scheduler.add(make_request("large", prompt_len=12))
+
+    scheduler.step(held_tenants=lambda: {""})
+    assert scheduler.num_waiting == 1
+    assert len(scheduler.pool.prefixes.pins) == 1
+
+    scheduler.step(held_tenants=lambda: {"a"})  # what is held for `a` alone is no use to others
+    assert scheduler.num_waiting == 0
+    assert len(scheduler.pool.prefixes.pins) == 0
+
+
 ARRIVALS = st.lists(
     st.tuples(
         st.integers(1, 30), st.sampled_from(["a", "b", "c"]), st.integers(0, 9), st.booleans()

@@ -222,13 +222,14 @@ def test_handoffs_hold_a_share_of_the_pool_until_their_last_read_has_ended() -> 
     config = SenderConfig(max_held_fraction=0.25)  # of 32 blocks
     prefill, first, second = granted(config), TRANSFER, TransferId("kv-2")
     assert prefill.grant(DECODE.receiver.epoch, second)
-    prefill.sender.take(first, 6)
+    prefill.sender.take(first, 6, "a")
     prefill.sender.take(first, 6)  # resumed after a preemption: it has them already
     prefill.sender.held.check(32)  # what is being computed does not count
     prefill.compute()
     prefill.finish()
     with pytest.raises(Overloaded, match=r"6 blocks held \+ 3 asked for > 8 .*max_held_fraction"):
         prefill.sender.take(second, 3)
+    assert set(prefill.sender.held.tenants) == {"a"}
     readings = prefill.sender.begin_read(opened(prefill))
 
     prefill.sender.settle(settling(prefill, DECODE, Outcome.SEALED))
@@ -241,8 +242,10 @@ def test_handoffs_hold_a_share_of_the_pool_until_their_last_read_has_ended() -> 
     prefill.compute(second)
     prefill.finish(second)
     assert prefill.sender.held.num_blocks == 9
+    assert set(prefill.sender.held.tenants) == {""}
     prefill.sender.abort(second, "cancelled")
     assert prefill.sender.held.num_blocks == 0
+    assert not prefill.sender.held.tenants
 
 
 @pytest.mark.parametrize(("asked_s", "kept_s"), [(1.8e16, 60.0), (-5.0, 0.0)])
