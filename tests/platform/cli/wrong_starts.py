@@ -96,7 +96,7 @@ WRONG_STARTS = (
         "is not supported (did you mean LlamaForCausalLM?)",
     ),
     WrongStart("config.json cut short", broken_json, "config.json cannot be read as JSON"),
-    WrongStart("a shard missing", without_shard, f"and {SHARD} does not exist; fetch"),
+    WrongStart("a shard missing", without_shard, f"of which {SHARD} does not exist; fetch"),
     WrongStart("a shard cut short", cut_short, "it was cut short: fetch it again"),
     WrongStart("three mistakes at once", three_mistakes, "3 mistakes; `baton config schema`"),
     WrongStart(
