@@ -184,7 +184,7 @@ def test_published_models_have_as_many_parameters_as_their_authors_say(
         ({"topk_method": "greedy"}, "`topk_method` is 'greedy'; supported is 'noaux_tc'"),
         ({"moe_layer_freq": 2}, "`moe_layer_freq` is 2; supported is 1"),
         ({"kv_lora_rank": 0}, "`kv_lora_rank` must be a positive integer"),
-        ({"qk_rope_head_dim": 7}, "which is odd"),
+        ({"qk_rope_head_dim": 7}, "RoPE needs pairs of them"),
         ({"n_group": 7}, "`n_routed_experts`, `num_experts_per_tok`: 256 experts do not come in"),
     ],
 )

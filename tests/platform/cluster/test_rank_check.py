@@ -22,10 +22,10 @@ def deployment(**tensor: int) -> DeploymentConfig:
 @pytest.mark.parametrize(
     ("family", "size", "reason", "sizes"),
     [
-        ("llama", 8, "`num_attention_heads` 4", "1, 2 or 4"),
+        ("llama", 8, "`num_attention_heads`, which is 4", "1, 2 or 4"),
         ("llama", 3, "2 KV heads", "1, 2 or 4"),
-        ("qwen3 moe", 8, "`num_attention_heads` 4", "1, 2 or 4"),
-        ("deepseek v3", 3, "`num_attention_heads` 4", "1, 2 or 4"),
+        ("qwen3 moe", 8, "`num_attention_heads`, which is 4", "1, 2 or 4"),
+        ("deepseek v3", 3, "`num_attention_heads`, which is 4", "1, 2 or 4"),
     ],
 )
 def test_the_key_the_reason_and_what_would_do_are_named(
@@ -36,7 +36,7 @@ def test_the_key_the_reason_and_what_would_do_are_named(
     with pytest.raises(InvalidConfig) as refused:
         check_ranks(deployment(decode=size), folder)
 
-    assert str(refused.value).startswith(f"decode.parallel.tensor: tensor parallel {size}: ")
+    assert str(refused.value).startswith(f"decode.parallel.tensor: tensor parallel {size}")
     assert reason in str(refused.value)
     assert str(refused.value).endswith(f"this model takes {sizes}")
 
