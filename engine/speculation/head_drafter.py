@@ -105,18 +105,18 @@ class HeadDrafter:
         hidden: Tensor,
         features: FeaturePlane | None = None,
         *,
-        is_resting: bool,
+        is_paused: bool,
     ) -> None:
         given = hidden if self.taps is None else self.taps.features
-        if is_resting:
+        if is_paused:
             self._cut_drafts(shown)
-        if features is None and is_resting:
+        if features is None and is_paused:
             self._unread.append(tails(shown, given, NUM_SHOWN))
             return
         self._features, joined = features, self._head.joined(given)
         if features is not None:
             features.keep(shown, joined)
-        if is_resting:
+        if is_paused:
             return
         if self._is_short:
             self._forget_who_was_preempted()

@@ -1,10 +1,10 @@
 """Estimates the speedup of drafts over plain decoding from the measured times of steps and of
 drafting.
 
-    depth    tokens to draft per request, where each costs time    0.6 of them accepted   -> 2
-    rows     how many of the likeliest draft tokens to verify      0.9 0.9 0.8 0.1        -> 3
-    stake    the most that could be gained                         1.2 times as fast      -> 0.2
-    balance  what one step has gained or lost, in seconds
+    depth          tokens to draft per request, where each costs time  0.6 of them accepted   -> 2
+    rows           how many of the likeliest draft tokens to verify    0.9 0.9 0.8 0.1        -> 3
+    possible gain  the most that could be gained                       1.2 times as fast      -> 0.2
+    balance        what one step has gained or lost, in seconds
 
     speedup = (running + expected accepted) / running / (time of the step / time of a plain step)
 
@@ -125,7 +125,7 @@ class Payoff:
                 best, best_rate = num, rate
         return best
 
-    def stake(self, num_running: int, share: float, *, is_free: bool = False) -> float:
+    def possible_gain(self, num_running: int, share: float, *, is_free: bool = False) -> float:
         """The most that drafting could gain if `share` of draft tokens were accepted: the
         best speedup of all depths, minus 1. Negative if no depth pays. `is_free`: leave out the
         time of drafting, which may change sooner than that of verification."""

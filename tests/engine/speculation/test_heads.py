@@ -268,7 +268,7 @@ def test_medusa_drafts_what_its_formulas_say(has_own_heads: bool, tmp_path: Path
     changes_no_token(make_engine(target, "off"), engine)
 
 
-def test_a_pass_in_flight_when_a_rest_ends_is_read_first(tmp_path: Path) -> None:
+def test_a_pass_in_flight_when_a_pause_ends_is_read_first(tmp_path: Path) -> None:
     target = make_llama(tmp_path / "target")
     EagleReference(1, target, tmp_path / "head")
     engine = make_engine(target, "eagle", tmp_path / "head", step_ahead="on")
@@ -282,7 +282,7 @@ def test_a_pass_in_flight_when_a_rest_ends_is_read_first(tmp_path: Path) -> None
     assert engine.stats.num_drafted > 10
 
 
-def test_deep_in_a_rest_passes_are_as_without_a_head(tmp_path: Path) -> None:
+def test_while_drafting_is_inactive_passes_are_as_without_a_head(tmp_path: Path) -> None:
     target = make_qwen3(tmp_path / "target")
     EagleReference(3, target, tmp_path / "head")
     engine = make_engine(target, "eagle", tmp_path / "head")
@@ -294,9 +294,9 @@ def test_deep_in_a_rest_passes_are_as_without_a_head(tmp_path: Path) -> None:
     engine.add(request)
     tapped = []
     while engine.has_work:
-        rests, reader.taps.found = budget.is_pause_deep, []
+        is_inactive, reader.taps.found = budget.is_inactive, []
         engine.step()
-        tapped.append(rests != bool(reader.taps.found))
+        tapped.append(is_inactive != bool(reader.taps.found))
 
     assert all(tapped)
     assert request.output == answer(make_engine(target, "off"), request.sampling)
