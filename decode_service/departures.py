@@ -83,7 +83,7 @@ class Departures:
             num_tokens = _num_common(request.tokens[: request.num_computed], message.tokens)
             if num_tokens < len(message.tokens):
                 num_tokens -= num_tokens % block_size  # what follows is not theirs, or not there
-            self.engine.land()  # what is shared is not written to any more
+            self.engine.synchronize()  # what is shared is not written to any more
             pool.share(request.holder, lease, pool.layout.num_blocks_for(num_tokens))
             self.engine.abort(generating.engine_id)
         if not num_tokens:  # preempted, say: its full blocks may still be cached

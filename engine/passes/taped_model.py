@@ -230,8 +230,8 @@ def _trials(cache: KvCache, batch: StaticBatch, taps: AuxHiddenStates | None) ->
         recorded=[Chunk(range(NUM_TOKENS), 0, one, NUM_OUTPUTS)],
         played=[
             [Chunk(many, 0, range(num_blocks), 1)],
-            [Chunk([3, 1, 4], 0, one, 1), Chunk([5, 2], 0, other, 2, lane=1)],
-            [Chunk([6], 3, one, 1), Chunk([0], 2, other, 1, lane=1)],
+            [Chunk([3, 1, 4], 0, one, 1), Chunk([5, 2], 0, other, 2, open_slot=1)],
+            [Chunk([6], 3, one, 1), Chunk([0], 2, other, 1, open_slot=1)],
         ],
         taps=taps,
     )

@@ -41,7 +41,7 @@ def rope_kv_write(
             "sin": sin,
             "open_rows": arena.open_rows,
             "pass_rows": arena.pass_rows,
-            "lanes": sequences.lanes,
+            "open_slots": sequences.open_slots,
             "num_open": arena.num_open,
             "num_heads": num_heads,
             "num_kv_heads": kv_heads,

@@ -92,9 +92,9 @@ class ChaoticTransport:
             held.piece, held.for_s = piece, rule.delay_s
             return []
         overtaken = held.take()
-        return [*await self._struck(piece, rule), *overtaken]
+        return [*await self._inject(piece, rule), *overtaken]
 
-    async def _struck(self, piece: KvPiece, rule: ChaosRule | None) -> list[KvPiece]:
+    async def _inject(self, piece: KvPiece, rule: ChaosRule | None) -> list[KvPiece]:
         match rule.fault if rule else None:
             case Fault.DROP:
                 piece.release()

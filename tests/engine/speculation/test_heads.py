@@ -46,11 +46,11 @@ WARM = SamplingParams(
 
 
 def make_engine(
-    folder: Path, method: Any, heads: Path | None = None, *, step_ahead: Any = "auto"
+    folder: Path, method: Any, heads: Path | None = None, *, async_scheduling: Any = "auto"
 ) -> Engine:
     loaded = load_model(folder)
     config = EngineConfig(
-        scheduler=SchedulerConfig(step_ahead=step_ahead),
+        scheduler=SchedulerConfig(async_scheduling=async_scheduling),
         cache=CacheConfig(block_size=4, num_blocks=64),
         speculation=SpeculationConfig(
             method=method, model=str(heads or ""), max_tokens=NUM_DRAFTED, adaptive=False
@@ -271,7 +271,7 @@ def test_medusa_drafts_what_its_formulas_say(has_own_heads: bool, tmp_path: Path
 def test_a_pass_in_flight_when_a_pause_ends_is_read_first(tmp_path: Path) -> None:
     target = make_llama(tmp_path / "target")
     EagleReference(1, target, tmp_path / "head")
-    engine = make_engine(target, "eagle", tmp_path / "head", step_ahead="on")
+    engine = make_engine(target, "eagle", tmp_path / "head", async_scheduling="on")
     assert engine.speculation is not None
     engine.speculation = Speculation(
         engine.speculation.drafter, Waking(NUM_DRAFTED), reader=engine.speculation.reader

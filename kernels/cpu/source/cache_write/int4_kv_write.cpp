@@ -9,19 +9,19 @@ namespace {
 template <typename T>
 struct Int4WriteArgs : HeadRowsArgs<T> {
   FIELDS(HeadRowsArgs<T>,
-         T* open_rows;           // see pass_rows.h
+         T* open_rows;               // see pass_rows.h
          T* pass_rows;
-         const int64_t* lanes;   // [R]
-         int64_t num_open;)      // O
+         const int64_t* open_slots;  // [R]
+         int64_t num_open;)          // O
 };
 
 template <typename T>
 struct Int4WriteProblem {
   HeadRows<T> heads;
-  T* open;  // [lanes][O][K][2][S][H]
+  T* open;  // [slots][O][K][2][S][H]
   int64_t num_open;
   PassRows<T> pass;
-  const int64_t* lanes;
+  const int64_t* open_slots;
   int64_t num_requests;
 
   Int4WriteProblem(const Int4WriteArgs<T>& args, const Pass& of)
@@ -29,7 +29,7 @@ struct Int4WriteProblem {
         open(args.open_rows),
         num_open(args.num_open),
         pass{args.pass_rows, args.num_kv_heads, args.block_size, args.width},
-        lanes(args.lanes),
+        open_slots(args.open_slots),
         num_requests(of.num_requests) {}
 
   int64_t block_size() const { return pass.block_size; }
@@ -46,7 +46,7 @@ struct Int4WriteProblem {
     return pass.row(first + position - first_block(request) * block_size(), head, is_value);
   }
   T* open_row(int64_t request, int64_t position, int64_t head, int64_t is_value) const {
-    const int64_t place = lanes[request] * num_open + position / block_size() % num_open;
+    const int64_t place = open_slots[request] * num_open + position / block_size() % num_open;
     const int64_t block = (place * pass.num_heads + head) * 2 + is_value;
     return open + (block * block_size() + position % block_size()) * pass.width;
   }

@@ -2,7 +2,7 @@
 //
 //   pass rows   [T + R (S - 1)][2][K][H]   of request r from query_starts[r] + r (S - 1) on: first what its
 //                                          open block held before the pass, then its new tokens
-//   open rows   [lanes][O][K][2][S][H]     of each request that runs: its last blocks, from pass to pass
+//   open rows   [slots][O][K][2][S][H]     of each request that runs: its last blocks, from pass to pass
 #pragma once
 
 #include <cstdint>
