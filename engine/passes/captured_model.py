@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from baton.engine.batch.batch import Batch, Chunk, ignore_layer
 from baton.engine.batch.static_batch import PassLimits
 from baton.engine.memory.kv_cache import KvCache
-from baton.engine.mesh.attempt import tried_by_all
+from baton.engine.mesh.attempt import collective_attempt
 from baton.engine.mesh.ranks import ALONE, Ranks
 from baton.engine.models.skeleton.decoder import Decoder
 from baton.engine.models.skeleton.taps import AuxHiddenStates
@@ -75,6 +75,6 @@ class CapturedModel:
         """
         with launched_by_all(self.ranks):
             self.capture.prepare(run)
-        with tried_by_all(self.ranks):
+        with collective_attempt(self.ranks):
             made = self.capture(run)
         return made

@@ -59,7 +59,7 @@ Products products(Tiles by, int64_t rows, int64_t num_steps, uint32_t seed) {
   for (size_t i = 0; i < panel.size(); i++) panel[i] = some_bf16(~seed - uint32_t(i));
   Products made{std::vector<float>(size_t(rows * 32)), std::vector<int32_t>(size_t(rows * 32))};
   const TileFactors factors{x.data(), num_steps * 4, panel.data(), num_steps};
-  const TilesAhead nothing{reinterpret_cast<const char*>(panel.data()), 0};
+  const TilePrefetch nothing{reinterpret_cast<const char*>(panel.data()), 0};
   tiles_in_use = by;
   multiply_bf16_by_tiles(rows, factors, nothing, made.bf16.data());
   multiply_int8_by_tiles(rows, factors, nothing, made.int8.data());

@@ -35,20 +35,20 @@ struct TileFactors {
 
 // What will be read soon: asked for meanwhile, `advance` bytes a step, of which the lines that begin every
 // `apart` bytes.
-struct TilesAhead {
+struct TilePrefetch {
   const char* next;
   int64_t advance;
   int64_t apart = 64;
 };
 
 // sums [rows][32] of 1 to AMX_BLOCK_ROWS rows, by the tiles that are in use.
-void multiply_bf16_by_tiles(int64_t rows, const TileFactors& factors, TilesAhead ahead, float* sums);
+void multiply_bf16_by_tiles(int64_t rows, const TileFactors& factors, TilePrefetch ahead, float* sums);
 
 // The same, whose rows are `stride` floats apart; added to what is there, if `is_more`.
 void multiply_bf16_by_tiles(int64_t rows, const TileFactors& factors, bool is_more, float* sums, int64_t stride);
 
 // Of signed bytes of x and unsigned ones of the panel: exact.
-void multiply_int8_by_tiles(int64_t rows, const TileFactors& factors, TilesAhead ahead, int32_t* sums);
+void multiply_int8_by_tiles(int64_t rows, const TileFactors& factors, TilePrefetch ahead, int32_t* sums);
 
 // Called behind every operator: whoever else runs on a thread finds its tiles as if never used.
 void release_tiles();

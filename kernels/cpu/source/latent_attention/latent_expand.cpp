@@ -69,7 +69,7 @@ struct Expansion {
     for (int64_t column = 0; column < count; column += PANEL, panel += latent * PANEL) {
       for (int64_t slot = 0; slot < block_size; slot += at_once) {
         const int64_t tile = std::min(block_size - slot, at_once);
-        const Ahead<1> ahead{reinterpret_cast<const char*>(panel), 0};
+        const Prefetch<1> ahead{reinterpret_cast<const char*>(panel), 0};
         multiply_rows(tile, x + slot * cached, cached, panel, latent / Step<T>::DEPTH, ahead, sums);
         for (int64_t i = 0; i < tile; i++) {
           T* row = out + (slot + i) * width + column;

@@ -48,7 +48,7 @@ struct Heads {
     const T* weights = panels + (head * num_panels() + panel) * panel_items;
     for (int64_t token = tokens.begin; token < tokens.end; token += at_once) {
       const int64_t count = std::min(tokens.end - token, at_once);
-      const Ahead<1> ahead{reinterpret_cast<const char*>(weights + panel_items), STEP_BYTES};
+      const Prefetch<1> ahead{reinterpret_cast<const char*>(weights + panel_items), STEP_BYTES};
       multiply_rows(count, x + token * token_stride + head * head_stride, token_stride, weights,
                     num_steps, ahead, sums);
       for (int64_t i = 0; i < count; i++)

@@ -23,13 +23,13 @@ struct Int4Product {
   }
 
   // Compiled once, in int4_product.cpp, for all that multiply by such weights.
-  void multiply(Asking asking, Span rows, int64_t panel, const uint8_t* next, float* sums) const;
+  void multiply(PrefetchLines lines, Span rows, int64_t panel, const uint8_t* next, float* sums) const;
 
-  template <int ROWS, Asking ASKING>
+  template <int ROWS, PrefetchLines PREFETCH>
   void multiply_tile(int64_t row, int64_t panel, const uint8_t* next, float* y) const;
 
  private:
-  void multiply_by_tiles(Asking asking, Span of, int64_t panel, const uint8_t* next, float* y) const;
+  void multiply_by_tiles(PrefetchLines lines, Span of, int64_t panel, const uint8_t* next, float* y) const;
 
   template <int ROWS>
   void multiply_group(int64_t row, int64_t k, const uint8_t* halves, Ints (&sums)[ROWS][VECTORS]) const;

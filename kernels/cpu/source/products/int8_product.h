@@ -22,13 +22,13 @@ struct Int8Product {
         panel_bytes(PANEL * rows.width) {}
 
   // Compiled once, in int8_product.cpp, for all that multiply by such weights.
-  void multiply(Asking asking, Span rows, int64_t panel, const uint8_t* next, float* sums) const;
+  void multiply(PrefetchLines lines, Span rows, int64_t panel, const uint8_t* next, float* sums) const;
 
-  template <int ROWS, Asking ASKING>
+  template <int ROWS, PrefetchLines PREFETCH>
   void multiply_tile(int64_t row, int64_t panel, const uint8_t* next, float* y) const;
 
  private:
-  void multiply_by_tiles(Asking asking, Span rows, int64_t panel, const uint8_t* next, float* y) const;
+  void multiply_by_tiles(PrefetchLines lines, Span rows, int64_t panel, const uint8_t* next, float* y) const;
 
   // Of the sum for some columns to what it stands for.
   void store_scaled(Ints sums, int64_t row, int64_t column, float* y) const;

@@ -36,7 +36,7 @@ static inline int64_t rows_of_block(int64_t num_rows, int64_t row_bytes) {
 // One panel of some rows, tile by tile.
 template <typename T, int LEVEL, typename Finish>
 __attribute__((noinline)) void multiply_panel(const Factors<T>& factors, Span rows, int64_t at_once, int64_t panel,
-                                              Ahead<LEVEL> ahead, const Finish& finish) {
+                                              Prefetch<LEVEL> ahead, const Finish& finish) {
   alignas(64) float sums[MOST_BLOCK_ROWS * PANEL];
   for (int64_t row = rows.begin; row < rows.end; row += at_once) {
     const int64_t count = std::min(rows.end - row, at_once);
@@ -77,14 +77,14 @@ void multiply_panels(const Factors<T>& factors, Span rows, Span panels, bool is_
     const char* weights = reinterpret_cast<const char*>(factors.panel(panel));
     const bool is_last = panel + 1 == panels.end && !is_more_expected;
     if (num_tiles == 1 && asks_early<T>(num_rows))
-      multiply_panel(factors, rows, at_once, panel, Ahead<2>{weights + EARLY_AHEAD, STEP_BYTES}, finish);
+      multiply_panel(factors, rows, at_once, panel, Prefetch<2>{weights + EARLY_AHEAD, STEP_BYTES}, finish);
     else if (num_tiles == 1)
-      multiply_panel(factors, rows, at_once, panel, Ahead<1>{weights + STREAM_AHEAD, STEP_BYTES}, finish);
+      multiply_panel(factors, rows, at_once, panel, Prefetch<1>{weights + STREAM_AHEAD, STEP_BYTES}, finish);
     else if (is_last)
-      multiply_panel(factors, rows, at_once, panel, Ahead<2>{weights, 0}, finish);
+      multiply_panel(factors, rows, at_once, panel, Prefetch<2>{weights, 0}, finish);
     else
       multiply_panel(factors, rows, at_once, panel,
-                     Ahead<2>{weights + factors.num_steps * STEP_BYTES, STEP_BYTES / num_tiles},
+                     Prefetch<2>{weights + factors.num_steps * STEP_BYTES, STEP_BYTES / num_tiles},
                      finish);
   }
 }

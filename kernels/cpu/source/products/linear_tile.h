@@ -76,7 +76,7 @@ struct Step<bf16> {
 
 // What will be read soon: asked for meanwhile, `advance` bytes a step, into the cache of this level.
 template <int LEVEL>
-struct Ahead {
+struct Prefetch {
   const char* next;
   int64_t advance;
 
@@ -102,4 +102,4 @@ static inline int64_t block_rows() {
 // The sums of 1 to `block_rows` rows. Compiled once, in linear_tile.cpp, for all that multiply.
 template <typename T, int LEVEL>
 void multiply_rows(int64_t rows, const T* x, int64_t x_stride, const T* panel, int64_t num_steps,
-                   Ahead<LEVEL> ahead, float* sums);
+                   Prefetch<LEVEL> ahead, float* sums);
