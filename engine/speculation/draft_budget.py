@@ -273,12 +273,12 @@ class AdaptiveBudget:
 
     def _measure(self, report: StepReport, pass_s: float) -> None:
         num_drafted, payoff = report.num_drafted, self._payoff
-        payoff.is_beside_prompts = is_mixed(report)
-        if payoff.is_beside_prompts:
+        payoff.is_mixed = is_mixed(report)
+        if payoff.is_mixed:
             payoff.steps.add_mixed(num_rows(report), pass_s)
         elif num_drafted or self._was_plain:  # the first plain step is slower: it is planned anew
             payoff.steps.add(report.num_requests, num_drafted, pass_s)
-        self._was_plain = not (num_drafted or payoff.is_beside_prompts)
+        self._was_plain = not (num_drafted or payoff.is_mixed)
         self._num_drafting += bool(num_drafted)
 
     def _measures_plain(self) -> bool:

@@ -81,7 +81,7 @@ class Payoff:
         """`max_tokens`: most draft tokens per request. `at_once`: a draft takes one pass."""
         self.steps = StepPrices()
         self.drafts = DraftPrices(at_once=at_once)
-        self.is_beside_prompts = False
+        self.is_mixed = False
         """Whether the last step computed prompts, too."""
         self._max_tokens = max_tokens
         self._at_once = at_once
@@ -167,7 +167,7 @@ class Payoff:
     def _ratio(self, num_running: int, num_drafted: int) -> float:
         """Expected time of the next step with `num_drafted` draft tokens, in times of a plain
         step."""
-        if self.is_beside_prompts:
+        if self.is_mixed:
             row_s, plain_s = self.steps.row_s, self.steps.plain_s(num_running)
             if row_s is not None and plain_s is not None:
                 return 1 + num_drafted * row_s / plain_s

@@ -75,7 +75,7 @@ class _Piece:
     places: array[int]  # int32
     """Where the token behind each stands, in order among equal pairs."""
 
-    def behind(self, pair: int, max_places: int) -> array[int]:
+    def places_after(self, pair: int, max_places: int) -> array[int]:
         """The last of them."""
         first, stop = bisect_left(self.pairs, pair), bisect_right(self.pairs, pair)
         return self.places[max(first, stop - max_places) : stop]
@@ -103,7 +103,9 @@ class ReferenceText:
         return self.tokens[-num_tokens:]
 
     def longest(self, tokens: Sequence[int], how: LookUp) -> tuple[int, int]:
-        places = self.behind((tokens[-2], tokens[-1]), how.max_places) if len(tokens) > 1 else ()
+        places = (
+            self.places_after((tokens[-2], tokens[-1]), how.max_places) if len(tokens) > 1 else ()
+        )
         if not places:
             return 0, 0
         lengths = [common_suffix(self.tokens, place, tokens, how.max_match) for place in places]
@@ -125,7 +127,7 @@ class ReferenceText:
         text = self.tokens
         return [
             (text[place : place + max_tokens], common_suffix(text, place, tokens, how.max_match))
-            for place in self.behind((tokens[-2], tokens[-1]), how.max_places)
+            for place in self.places_after((tokens[-2], tokens[-1]), how.max_places)
         ]
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -144,7 +146,7 @@ class ReferenceText:
             return num_new
         return max(num_new, length + 1 - self._sorted_from(length))
 
-    def behind(self, pair: tuple[int, int], max_places: int) -> list[int]:
+    def places_after(self, pair: tuple[int, int], max_places: int) -> list[int]:
         """The places behind the last occurrences of `pair` that a token stands in, latest first."""
         key, last = _key(*pair), len(self.tokens)
         places_of_tail = self._tail.get(key, ())[-max_places - 1 :]  # one may be at the very end
@@ -152,7 +154,7 @@ class ReferenceText:
         for piece in reversed(self._pieces):
             if len(found) >= max_places:
                 break
-            places = piece.behind(key, max_places + 1)
+            places = piece.places_after(key, max_places + 1)
             found += [place for place in reversed(places) if place < last]
         return found[:max_places]
 

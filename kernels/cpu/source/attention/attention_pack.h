@@ -129,7 +129,7 @@ constexpr int64_t place_of(int64_t column) {
 // And where another of them goes, behind the first; if there are more than two, they begin with a multiple of
 // 32 columns.
 template <typename T>
-constexpr int64_t place_behind(int vector) {
+constexpr int64_t vector_offset(int vector) {
   return PER_CELL<T> == 1 ? vector * LANES : place_of<T>(vector / 2 * 2 * LANES) + vector % 2 * 16;
 }
 

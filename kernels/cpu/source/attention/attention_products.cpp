@@ -180,7 +180,7 @@ void mix_columns(const Cell* weights, const uint8_t* const* values, int64_t colu
   for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 16
     for (int v = 0; v < VECTORS; v++)
-      sums[r][v] = load_lanes(first + r * out.stride + place_behind<T>(v)) * factors[r];
+      sums[r][v] = load_lanes(first + r * out.stride + vector_offset<T>(v)) * factors[r];
   for (int64_t k = 0; k < depth; k++) {
     upcoming.fetch(VECTORS * LANES >= 16 ? VECTORS * LANES / 16 : 1);
     Words cells[VECTORS];
@@ -196,7 +196,7 @@ void mix_columns(const Cell* weights, const uint8_t* const* values, int64_t colu
   for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 16
     for (int v = 0; v < VECTORS; v++)
-      store_lanes(first + r * out.stride + place_behind<T>(v), sums[r][v]);
+      store_lanes(first + r * out.stride + vector_offset<T>(v), sums[r][v]);
 }
 
 // The same for all columns.
@@ -298,7 +298,7 @@ void pack_values(const uint8_t* const* values, int64_t width, Cell* out) {
     Words cells[VECTORS];
     load_values<T, VECTORS>(values, column, cells);
 #pragma GCC unroll 2
-    for (int v = 0; v < VECTORS; v++) store_cells(out + place_of<T>(column) + place_behind<T>(v), cells[v]);
+    for (int v = 0; v < VECTORS; v++) store_cells(out + place_of<T>(column) + vector_offset<T>(v), cells[v]);
   }
 }
 

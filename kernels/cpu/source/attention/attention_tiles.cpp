@@ -69,7 +69,7 @@ struct WideRows {
     cells[0] = both[0], cells[1] = both[1];
   }
 
-  static int64_t place(int64_t column, int vector) { return place_of<bf16>(column) + place_behind<bf16>(vector); }
+  static int64_t place(int64_t column, int vector) { return place_of<bf16>(column) + vector_offset<bf16>(vector); }
 };
 
 #if HAS_BYTE_CELLS
