@@ -47,7 +47,7 @@ class Capture(Protocol):
 
 
 @contextmanager
-def launched_by_all(ranks: Ranks) -> Iterator[None]:
+def collective_launch(ranks: Ranks) -> Iterator[None]:
     """A context in which each rank launches its part of a pass without waiting for the device.
     Raises what `collective_attempt` raises, except that with several ranks a failure of one becomes
     InvalidConfig, because none can go on."""

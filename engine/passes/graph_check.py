@@ -12,7 +12,7 @@ from baton.engine.memory.kv_cache import KvCache
 from baton.engine.mesh.attempt import RanksApart, collective_attempt, gather_numbers
 from baton.engine.passes.captured_model import CapturedModel
 from baton.engine.passes.cuda_graphs import DecodeGraphs
-from baton.engine.passes.graph_capture import launched_by_all
+from baton.engine.passes.graph_capture import collective_launch
 
 TOLERANCE = 2e-2
 """Relative tolerance between a graph and the model: products may be split differently for other
@@ -54,10 +54,10 @@ def _difference(graphs: DecodeGraphs, past: range) -> str:
     ranks compute them, too."""
     captured, reason = graphs.captured, ""
     model, cache, taps, ranks = captured.model, captured.cache, captured.taps, captured.ranks
-    with launched_by_all(ranks):
+    with collective_launch(ranks):
         write_past(past, captured)
     for size in _checked(graphs.sizes):
-        with launched_by_all(ranks):
+        with collective_launch(ranks):
             most = (graphs.max_context - size.run) // cache.layout.block_size
             chunks = _checked_rows(size, past[:most], len(past), captured)
             hidden = graphs.forward(chunks, size)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from baton.engine.batch.batch import Chunk, ignore_layer, make_batch
 from baton.engine.mesh.attempt import RanksApart, collective_attempt, gather_numbers
-from baton.engine.passes.graph_capture import launched_by_all
+from baton.engine.passes.graph_capture import collective_launch
 from baton.engine.passes.graph_check import agree, past_of, write_past
 from baton.engine.passes.mixed_graphs import MixedGraphs
 
@@ -29,7 +29,7 @@ def mixed_disagreement(graphs: MixedGraphs) -> str | None:
     checked = [_requests(size, past, graphs) for size in _checked(graphs.sizes)]
     reason = ""
     try:
-        with launched_by_all(ranks):
+        with collective_launch(ranks):
             write_past(past, graphs.captured)
         for chunks, size in zip(checked, _checked(graphs.sizes), strict=True):
             if chunks and not _is_alike(graphs, chunks, size):
@@ -50,7 +50,7 @@ def mixed_disagreement(graphs: MixedGraphs) -> str | None:
 def _is_alike(graphs: MixedGraphs, chunks: Sequence[Chunk], size: int) -> bool:
     captured = graphs.captured
     model, cache, taps, ranks = captured.model, captured.cache, captured.taps, captured.ranks
-    with launched_by_all(ranks):
+    with collective_launch(ranks):
         hidden = graphs.forward(chunks, size)
         found = (hidden, *(() if taps is None else taps.found))
         # Padded like the graph: with another number of tokens products may be split differently,

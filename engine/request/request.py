@@ -176,7 +176,7 @@ class Request:
         self.output.extend(tokens)
         self.tokens.extend(tokens)
 
-    def goes_on_behind(self, tokens: Sequence[int]) -> bool:
+    def continues_after(self, tokens: Sequence[int]) -> bool:
         """Whether the request surely continues after the next `tokens`."""
         stops, num_tokens = self.ending
         return len(self.tokens) + len(tokens) < num_tokens and stops.isdisjoint(tokens)

@@ -125,7 +125,7 @@ class StoreTier:
         if self._is_listing_old():
             self._list()
         with self._lock:
-            keys = self._lru.to_make_room(self._format.file_bytes, self.capacity_bytes)
+            keys = self._lru.victims(self._format.file_bytes, self.capacity_bytes)
         for key in keys:
             if not self._format.is_ours(key):
                 self._remove(key)

@@ -86,9 +86,9 @@ class OtherRanks:
         )
         return "; ".join(end.result() for end in done)
 
-    def share_fate(self) -> None:
+    def end_with_ranks(self) -> None:
         """From now on this process ends as soon as one of them ends."""
-        self._fate = asyncio.create_task(self._end_with_them())
+        self._fate = asyncio.create_task(self._await_first_end())
 
     async def reconfigure(self, config: DeploymentConfig) -> None:
         """Reconfigure the leads; a rank that is gone ends all of them anyway."""
@@ -112,7 +112,7 @@ class OtherRanks:
         for actor in self._actors:
             ray.kill(actor)
 
-    async def _end_with_them(self) -> None:
+    async def _await_first_end(self) -> None:
         silences = [
             asyncio.create_task(_silence_of(rank, actor))
             for rank, actor in enumerate(self._actors, start=1)
