@@ -1,4 +1,4 @@
-"""Blocks of 4 bits an item on their way into the cache, by source/int4_kv_write.cpp."""
+"""Compiled writing of K and V into int4 blocks; see source/cache_write/int4_kv_write.cpp."""
 
 from __future__ import annotations
 
