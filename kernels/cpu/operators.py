@@ -35,7 +35,7 @@ SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
 class Pass(ctypes.Structure):
-    """The pass as C++ reads it: `Pass` of source/operator.h."""
+    """The pass as C++ reads it: `Pass` of source/runtime/operator.h."""
 
     _fields_ = (
         ("num_tokens", ctypes.c_int64),
