@@ -1,11 +1,11 @@
-// Products by matrix tiles: all eight of a thread.
+// Products by matrix tiles; they use all eight tiles of a thread.
 //
 //   sums    rows [0, 16)  x columns [0, 16) [16, 32)   tiles 0 1
 //                [16, 32)                                    2 3
 //   x       rows [0, 16) [16, 32)                            4 5    16 steps: 64 bytes of a row
 //   panel   columns [0, 16) [16, 32)                         6 7    16 steps of 128 bytes
 //
-// Of a group of int4 weights, which has a scale, there are 8 steps.
+// A group of int4 weights, which share a scale, has 8 steps.
 #include "amx_product.h"
 
 #include <algorithm>
@@ -58,14 +58,14 @@ struct Int8 {
   }
 };
 
-// Of rows x 32 columns.
+// Sums of rows x 32 columns.
 struct TileSums {
   void* first;
   int64_t stride;  // bytes
   bool is_more;    // added to what is there
 };
 
-// The steps of a tile more.
+// Adds the steps of one more tile to the sums.
 template <typename T, typename Items, bool IS_LOWER>
 inline void add_steps(const char* x, int64_t stride, const char* panel, int64_t panel_stride) {
   T::template load<6>(panel, panel_stride);
@@ -146,7 +146,7 @@ void multiply_piece(int64_t rows, const TileFactors& factors, TilePrefetch& ahea
     multiply_rows<T, Items, false>(rows, factors, steps, ahead, sums);
 }
 
-// What is asked for is strewn over all of it.
+// Prefetches are spread over all steps.
 template <typename T, typename Items>
 void multiply(int64_t rows, const TileFactors& factors, TilePrefetch ahead, TileSums sums) {
   if (rows <= AMX_ROWS) return multiply_piece<T, Items>(rows, factors, ahead, sums);

@@ -1,7 +1,7 @@
 // Products of each head with a matrix of its own; see kernels/products/head_linear.py.
 //
-// An item is one panel of a head and a block of rows; a block, as large as the second-level cache holds,
-// meets all panels before the next does.
+// An item is one panel of a head and a block of rows. A block is as large as the L2 cache holds, and is multiplied by
+// all panels before the next one.
 #include <algorithm>
 
 #include "linear_finish.h"

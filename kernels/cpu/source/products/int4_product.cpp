@@ -1,4 +1,4 @@
-// Tiles of products with int4 weights, for each number of rows that one can have.
+// Tiles of products with int4 weights, for each number of rows of a tile.
 #include "int4_product.h"
 #include "neon_tile.h"
 
@@ -43,7 +43,7 @@ void Int4Product::multiply_tile(int64_t row, int64_t panel, const uint8_t* next,
   }
 }
 #else
-// Inline, or the sums would go through memory.
+// Must be inlined, or the sums would go through memory.
 template <int ROWS>
 inline __attribute__((always_inline)) void Int4Product::multiply_group(int64_t row, int64_t k,
                                                                        const uint8_t* halves,
@@ -95,7 +95,7 @@ void Int4Product::multiply_tile(int64_t row, int64_t panel, const uint8_t* next,
 }
 #endif
 
-// [8 steps][32][4]: as int8 weights lie.
+// Unpacks a group to [8 steps][32][4], the layout of int8 weights.
 static void unpack_group(const uint8_t* halves, uint8_t* bytes) {
   for (int64_t at = 0; at < GROUP / 2 * PANEL; at += LANES * 4) {
     const Bytes both = load_bytes(halves + at), low = low_halves(both), high = high_halves(both);
@@ -105,7 +105,7 @@ static void unpack_group(const uint8_t* halves, uint8_t* bytes) {
   }
 }
 
-// y [rows][32] = what the groups before gave + the sums of one, times its scales.
+// y [rows][32] += the sums of a group times its scales.
 static void add_group(const int32_t* sums, const uint8_t* scales, Span of, int64_t number, const Int8Rows& rows,
                       float* y) {
   for (int64_t column = 0; column < PANEL; column += LANES) {

@@ -1,4 +1,4 @@
-// Tiles of products with int8 weights, for each number of rows that one can have.
+// Tiles of products with int8 weights, for each number of rows of a tile.
 #include "int8_product.h"
 #include "neon_tile.h"
 

@@ -1,4 +1,4 @@
-// Activations to eight bits, a scale a row; see kernels/products/int8_rows.py.
+// Quantizes activations to 8 bits, with one scale per row; see kernels/products/int8_rows.py.
 #include "int8_rows.h"
 
 namespace {
@@ -15,7 +15,7 @@ int32_t total(i32x16 v) {
   return both[0] + both[1] + both[2] + both[3] + both[4] + both[5] + both[6] + both[7];
 }
 
-// What is not finite makes the scale NaN, and with it all that the row is multiplied to.
+// An infinity or NaN makes the scale NaN, and so all products of the row.
 template <typename T>
 void quantize(const T* x, int64_t width, const Int8Rows& rows, int64_t row) {
   f32x16 furthest{}, poison{};

@@ -1,4 +1,4 @@
-// Tiles of products, for each number of rows that one can have.
+// Tiles of products, for each number of rows of a tile.
 #include "linear_tile.h"
 #include "neon_tile.h"
 

@@ -1,7 +1,7 @@
-// Some rows of x times some columns of a panel, as 64-bit ARM does it best: see neon.h.
+// Some rows of x times some columns of a panel, for 64-bit ARM: see neon.h.
 //
-// A vector has four columns, and of 32 registers 16 are for sums: the more rows, the fewer columns at once, and the panel
-// is gone through several times, then from the first-level cache.
+// A vector has four columns, and 16 of the 32 registers hold sums. So the more rows, the fewer columns at a time, and
+// the panel is read several times, from the L1 cache after the first.
 #pragma once
 
 #include "linear_tile.h"
@@ -24,7 +24,7 @@ struct FloatSums {
   }
 };
 
-// `prefetch` is called once a step; `panel` begins with the columns that are wanted.
+// `prefetch` is called once per step; `panel` begins with the first wanted column.
 template <int ROWS, int VECTORS_OF, typename PrefetchStep>
 inline auto sums_of(const float* x, int64_t x_stride, const float* panel, int64_t num_steps, PrefetchStep prefetch) {
   FloatSums<ROWS, VECTORS_OF> all;
@@ -46,7 +46,7 @@ inline auto sums_of(const float* x, int64_t x_stride, const float* panel, int64_
 }
 
 #if HAS_NEON_MATRICES
-// One row, by BFDOT.
+// One row, with BFDOT.
 template <int VECTORS_OF, typename PrefetchStep>
 inline auto sums_of_row(const bf16* x, const bf16* panel, int64_t num_steps, PrefetchStep prefetch) {
   FloatSums<1, VECTORS_OF> all;
@@ -137,7 +137,8 @@ struct IntSums {
   int32x4_t of(int row, int v) const { return sums[row][v]; }
 };
 
-// Of 32 bytes of each row from `q` on, in place; `load(step, v)` gives what `dot` multiplies, four bytes of four columns.
+// Adds the products of 32 bytes of each row from `q` on, in place; `load(step, v)` returns the operand of `dot`, four
+// bytes of each of four columns.
 template <int ROWS, int VECTORS_OF, typename Load>
 inline __attribute__((always_inline)) void add_group(IntSums<ROWS, VECTORS_OF>& all, const int8_t* q,
                                                      int64_t q_stride, Load load) {

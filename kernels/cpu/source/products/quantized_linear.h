@@ -1,10 +1,10 @@
-// What products with int8 and int4 weights have in common: who computes what, in which pieces.
+// Common parts of products with int8 and int4 weights: the division of work, and prefetching.
 //
-//   work      items of one panel of weights (32 outputs) and up to 256 rows
-//   item      tiles of as many rows as have their sums in registers
+//   item      one panel of weights (32 outputs) and up to 256 rows
+//   tile      as many rows as have their sums in registers
 //
-// The weights of a panel come from memory for its first tile and from the cache for the others; the
-// first two tiles ask for the next panel meanwhile.
+// The weights of a panel come from memory for its first tile, and from the cache for the others; the first two tiles
+// prefetch the next panel meanwhile.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +35,8 @@ static inline Bytes load_bytes(const uint8_t* p) {
   return v;
 }
 
-// sums + u . q, four bytes to a lane: u unsigned, q four signed bytes for all lanes. Exact everywhere.
+// sums + u . q, four bytes per lane: u unsigned, q four signed bytes that are the same in all lanes. Exact on every
+// CPU.
 static inline Ints dot(Ints sums, Bytes u, int32_t q) {
 #if defined(__AVX512VNNI__)
   return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)u, _mm512_set1_epi32(q));
@@ -54,15 +55,15 @@ static inline Ints dot(Ints sums, Bytes u, int32_t q) {
 
 static inline Lanes to_floats(Ints v) { return __builtin_convertvector(v, Lanes); }
 
-// Which lines of the weights to ask for while those of a panel are read.
+// Which lines of the weights to prefetch while those of a panel are read.
 enum class PrefetchLines { NONE, ALL, HALF };
 
-// How far before they are needed, where a panel is read only once. The few rows that vectors of AVX-512 have done
-// before memory has given more do not ask at all: of what they read the CPU itself foresees more than they can ask
-// for. More rows take so long that it does not, and have to ask early.
+// Prefetch distances for panels that are read only once. The few rows that AVX-512 vectors multiply faster than memory
+// delivers the panel do not prefetch at all, as the hardware prefetcher does more than they could. More rows take too
+// long per step for it, and must prefetch early.
 constexpr int64_t STREAM_AHEAD_BYTES = 2304, EARLY_BYTES = 8192, NO_PREFETCH_ROWS = 4;
 
-// Ask for all lines of a step, or for one half of them.
+// Prefetches all lines of a step, or one half of them.
 template <PrefetchLines PREFETCH, int LINES>
 static inline void prefetch(const uint8_t* next) {
   constexpr int HALF = (LINES + 1) / 2;
@@ -70,7 +71,7 @@ static inline void prefetch(const uint8_t* next) {
   for (int i = 0; i < COUNT; i++) __builtin_prefetch(next + 64 * i, 0, 2);
 }
 
-// tile<ROWS, PREFETCH>() of a `product`, of the number of rows and of what is asked for.
+// Calls multiply_tile<ROWS, PREFETCH>() of a `product` for the number of rows.
 template <PrefetchLines PREFETCH, int ROWS, typename Product>
 static inline void run_tile_of(const Product& product, Span rows, int64_t panel, const uint8_t* next,
                                float* sums) {
@@ -93,7 +94,7 @@ static inline void run_tile_of(const Product& product, PrefetchLines lines, Span
 
 // `Product` has weights, panel_bytes, tile_rows() of at most MOST_ROWS, LINES (of a step), goes_by_tiles(rows) and
 //     multiply(lines, rows, panel, next, sums [rows][32])
-// for up to `tile_rows` rows, which asks for what is at `next` as it reads the panel, step by step.
+// for up to `tile_rows` rows, which prefetches from `next` on as it reads the panel, step by step.
 template <typename Product, typename Finish>
 class Multiplication {
  public:
@@ -114,7 +115,7 @@ class Multiplication {
     }
   }
 
-  // All of some rows and panels, by this thread.
+  // Multiplies all of some rows by some panels, on this thread.
   void run(Span rows, Span panels) const {
     for (int64_t panel = panels.begin; panel < panels.end; panel++)
       run_item(rows, panel, panel + 1 == panels.end);
@@ -146,7 +147,7 @@ class Multiplication {
     }
   }
 
-  // Called from several places, and compiled once.
+  // Not inlined, as it is called from several places.
   __attribute__((noinline)) void run_tile(PrefetchLines lines, Span rows, int64_t panel, const uint8_t* next) const {
     alignas(64) float sums[Product::MOST_ROWS * PANEL];
     for (int64_t row = rows.begin; row < rows.end; row++) expect_sums(finish_, row, panel);
@@ -178,7 +179,7 @@ struct QuantizedGatedArgs : QuantizedLinearArgs<T, T> {
   FIELDS(Base, int64_t gating;)  // 0 for silu, 1 for gelu in its tanh form
 };
 
-// `Product` is made of (rows, weights).
+// `Product` is constructed from (rows, weights).
 template <typename Product, typename T, typename Out>
 static inline Product product_of(const QuantizedLinearArgs<T, Out>& args) {
   return {Int8Rows{args.x, args.padded_width, args.row_bytes}, QuantizedWeights{args.weights, args.scales}};
