@@ -1,6 +1,6 @@
-"""Pieces sent to a socket from their blocks, compiled, and summed up right before.
+"""Compiled sending of pieces to a socket from their blocks, with checksums computed right before.
 
-The interpreter goes on meanwhile: other Python threads run.
+The GIL is released meanwhile.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from baton.kernels.cpu.library import library
 from baton.kernels.paging.checksum_cpu import CONTIGUOUS, Blocks, Looks, num_units_of
 
 AT_ONCE_BYTES = 512 << 10
-"""Summed up, then sent. Less costs more calls of the system, each of which wakes the receiver, and
-more does not stay in the caches until the system copies it."""
+"""Bytes that are checksummed and then sent at a time. Less would cost more system calls, each of
+which wakes the receiver; more would not stay in the caches until the kernel copies it."""
 HEADER_BYTES = 16
 _WORD_BYTES = 8
 
@@ -26,7 +26,7 @@ def can_send() -> bool:
 
 
 class State(IntEnum):
-    """What source/paging/send.cpp returns; a negative number is an errno."""
+    """Result of source/paging/send.cpp; negative numbers are an errno."""
 
     ALL = 0
     NOT_YET = 1
@@ -37,10 +37,10 @@ class _Dispatch(ctypes.Structure):
 
 
 class Sending:
-    """One piece, behind its header and before its checksums, on one thread."""
+    """Sends one piece, after its header and before its checksums, on one thread."""
 
     def __init__(self, sources: BlockViews, unit_bytes: int, header: bytes) -> None:
-        """Only where it `can_send`, and with a `header` of `HEADER_BYTES`."""
+        """Needs `can_send`, and a `header` of `HEADER_BYTES`."""
         if len(header) != HEADER_BYTES:
             raise ValueError(f"a header of {len(header)} bytes")
         self._sources = sources

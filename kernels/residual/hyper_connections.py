@@ -25,7 +25,7 @@ from baton.kernels.residual.mixture import Mixture
 
 
 def spread_streams(x: Tensor, num_streams: int) -> Tensor:
-    """x [T, D] -> [T, n, D], all alike"""
+    """x [T, D] -> [T, n, D], n copies"""
     if operators.runs(x):
         return cpu.spread(x, num_streams)
     return x.unsqueeze(1).expand(-1, num_streams, -1).contiguous()
@@ -59,7 +59,7 @@ def connect_streams(
 
 
 def expand_streams(streams: Tensor, y: Tensor, post: Tensor, comb: Tensor) -> Tensor:
-    """What attention, or a feed-forward, made of x joins the streams, [T, n, D]."""
+    """Adds y, the output of attention or a feed-forward, to the streams: [T, n, D]."""
     if _is_compiled(streams):
         return cpu.expand(streams, y, post, comb)
     mixed = comb.transpose(1, 2) @ streams.float()
