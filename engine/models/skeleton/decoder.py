@@ -120,9 +120,14 @@ class Decoder(nn.Module):
         x, _ = self.norm(x, residual)
         return x
 
+    @property
+    def last(self) -> Linear | Embedding:
+        """The output head: the embedding if the two are tied."""
+        return self.embed if self.head is None else self.head
+
     def logits(self, x: Tensor) -> Tensor:
         """[S, D] -> float32 [S, V]; of a classifier V counts labels."""
-        last = self.embed if self.head is None else self.head
+        last = self.last
         wide: Tensor = logits(x, last.weight)
         if last.ranks.size > 1:
             wide = torch.cat(last.ranks.all_gather(wide), dim=1)

@@ -1,0 +1,279 @@
+// The best token of each row of hidden states without all of its logits; see kernels/products/vocabulary_screen.py,
+// which has the bounds and why they hold.
+#include <cmath>
+#include <limits>
+
+#include "int8_product.h"
+#include "linear_panels.h"
+
+namespace {
+
+constexpr float LEAST = -std::numeric_limits<float>::infinity();
+constexpr float TINY_LENGTH = 1e-16f;  // more than squares that underflow can hide
+constexpr float LARGEST_SUM = 1e37f;
+constexpr int32_t NOT_SCREENED = -1;
+
+// A length from the sum of its squares, rounded up.
+inline float length_of(float squares, double slack) {
+  return float(std::sqrt(double(squares)) * (1 + slack)) + TINY_LENGTH;
+}
+
+// Step k of 16 columns of a packed panel.
+inline f32x16 weights_at(const float* panel, int64_t k, int64_t column) { return load(panel + k * PANEL + column); }
+
+inline f32x16 weights_at(const bf16* panel, int64_t k, int64_t column) {
+  u32x16 pairs;
+  memcpy(&pairs, panel + (k / 2 * PANEL + column) * 2, sizeof pairs);
+  return (f32x16)(k % 2 ? pairs & 0xFFFF0000u : pairs << 16);
+}
+
+template <typename T>
+struct RoundHeadArgs : Args {
+  FIELDS(Args,
+         const T* weight;   // packed
+         uint8_t* rounded;  // [rows][K / 4][32][4] of q + 128
+         float* scales;     // [rows][32]
+         float* errors;     // [rows][32]
+         float* lengths;    // [rows][32]
+         int64_t width;
+         int64_t padded_width;
+         double slack;)
+};
+
+// Sixteen columns of a panel, as kernels/products/int8_weight.py rounds rows of W, and the lengths of both parts.
+template <typename T>
+void round_columns(const RoundHeadArgs<T>& args, int64_t panel, int64_t column) {
+  const T* weight = args.weight + panel * args.width * PANEL;
+  uint8_t* rounded = args.rounded + (panel * args.padded_width * PANEL + column * 4);
+  const int64_t first = panel * PANEL + column;
+  f32x16 limit{}, poison{};
+  for (int64_t k = 0; k < args.width; k++) {
+    const f32x16 w = weights_at(weight, k, column);
+    limit = larger(absolute(w), limit);
+    poison += w * 0.0f;
+  }
+  const f32x16 inverse = limit > TINY ? 127.0f / limit : splat(0), scale = limit / 127.0f + poison;
+  f32x16 errors{}, lengths{};
+  for (int64_t k = 0; k < args.padded_width; k += 4) {
+    i32x16 four{};
+    for (int64_t i = 0; i < 4; i++) {
+      const f32x16 w = k + i < args.width ? weights_at(weight, k + i, column) : splat(0);
+      const f32x16 q = nearest(w * inverse), kept = scale * q, error = fma(-scale, q, w);
+      four |= (to_int(q) + 128 & 255) << int32_t(8 * i);
+      errors = fma(error, error, errors);
+      lengths = fma(kept, kept, lengths);
+    }
+    memcpy(rounded + k * PANEL, &four, sizeof four);
+  }
+  store(args.scales + first, scale);
+  for (int i = 0; i < 16; i++) {
+    const float error = length_of(errors[i], args.slack), length = length_of(lengths[i], args.slack);
+    args.errors[first + i] = error + float(args.slack) * (error + length);
+    args.lengths[first + i] = length + float(args.slack) * length;
+  }
+}
+
+template <typename T>
+void round_head(const RoundHeadArgs<T>& args, const Pass& pass, Work& work) {
+  const int64_t num_panels = row_count(args, pass);
+  Span panels;
+  while (work.take(num_panels, grain_of(num_panels, work), panels))
+    for (int64_t panel = panels.begin; panel < panels.end; panel++)
+      for (int64_t column = 0; column < PANEL; column += 16) round_columns(args, panel, column);
+}
+
+template <typename T>
+struct RowBoundsArgs : Args {
+  FIELDS(Args,
+         const T* x;        // [rows][width]
+         uint8_t* rounded;  // the same in eight bits; see int8_rows.h
+         float* bounds;     // [rows][2]: the length of x, and of what its rounding left out
+         int64_t width;
+         int64_t padded_width;
+         int64_t row_bytes;
+         int64_t stride;
+         double slack;)
+};
+
+typedef int8_t i8x16 __attribute__((vector_size(16)));
+
+template <typename T>
+void bound_rows(const RowBoundsArgs<T>& args, const Pass& pass, Work& work) {
+  const Int8Rows rounded{args.rounded, args.padded_width, args.row_bytes};
+  Span rows;
+  while (work.take(row_count(args, pass), 1, rows))
+    for (int64_t row = rows.begin; row < rows.end; row++) {
+      const T* x = args.x + row * args.stride;
+      const f32x16 scale = splat(-rounded.scale(row));
+      f32x16 lengths{}, errors{};
+      for (int64_t k = 0; k < args.width; k += 16) {
+        i8x16 q;
+        memcpy(&q, rounded.values(row) + k, sizeof q);
+        const f32x16 v = load_padded(x, k, args.width);
+        const f32x16 error = fma(scale, __builtin_convertvector(q, f32x16), v);
+        lengths = fma(v, v, lengths);
+        errors = fma(error, error, errors);
+      }
+      args.bounds[2 * row] = length_of(sum(lengths), args.slack);
+      args.bounds[2 * row + 1] = length_of(sum(errors), args.slack);
+    }
+}
+
+struct PanelBoundsArgs : Args {
+  FIELDS(Args,
+         uint8_t* x;              // [rows][row_bytes] in eight bits
+         const uint8_t* weights;  // panels
+         const float* scales;     // [panels][32]
+         const float* errors;     // [panels][32]
+         const float* lengths;    // [panels][32]
+         const float* bounds;     // [rows][2]
+         float* highest;          // [rows][panels]: no logit of the panel is above it
+         float* lowest;           // [rows][panels]: one logit of the panel is not below it
+         int64_t num_outputs;
+         int64_t padded_width;
+         int64_t row_bytes;)
+};
+
+// Bounds of the logits of a row and a panel.
+struct BoundPanel {
+  const PanelBoundsArgs& args;
+
+  int64_t num_panels() const { return (args.num_outputs + PANEL - 1) / PANEL; }
+
+  void operator()(int64_t row, int64_t panel, const float* sums) const {
+    const f32x16 length = splat(args.bounds[2 * row]), error = splat(args.bounds[2 * row + 1]);
+    f32x16 high = splat(LEAST), low = high;
+    for (int64_t half = 0; half < PANEL; half += 16) {
+      const int64_t first = panel * PANEL + half, count = args.num_outputs - first;
+      const f32x16 of_x = error * load(args.lengths + first);
+      const f32x16 wide = fma(length, load(args.errors + first), of_x), about = load(sums + half);
+      f32x16 above = about + wide, below = about - wide;
+      for (int64_t i = std::max<int64_t>(count, 0); i < 16; i++) above[i] = below[i] = LEAST;
+      high = larger(above, high);
+      low = larger(below, low);
+    }
+    args.highest[row * num_panels() + panel] = largest(high);
+    args.lowest[row * num_panels() + panel] = largest(low);
+  }
+};
+
+struct CandidatesArgs : Args {
+  FIELDS(Args,
+         const float* highest;  // [rows][panels]
+         const float* lowest;   // [rows][panels]
+         const float* bounds;   // [rows][2]
+         int32_t* panels;       // [rows][most]: those that may have the best token, in order
+         int32_t* counts;       // [rows]: how many those are, or NOT_SCREENED
+         int64_t num_panels;
+         int64_t most;
+         double longest;)  // row of the weight
+};
+
+int32_t find_candidates(const CandidatesArgs& args, int64_t row) {
+  if (!(args.bounds[2 * row] * args.longest < LARGEST_SUM)) return NOT_SCREENED;  // NaN is none either
+  const float* highest = args.highest + row * args.num_panels;
+  const float* lowest = args.lowest + row * args.num_panels;
+  f32x16 found = splat(LEAST);
+  int64_t panel = 0;
+  for (; panel + 16 <= args.num_panels; panel += 16) found = larger(load(lowest + panel), found);
+  float least = largest(found);
+  for (; panel < args.num_panels; panel++) least = std::max(least, lowest[panel]);
+  int32_t count = 0;
+  for (panel = 0; panel < args.num_panels; panel++)
+    if (highest[panel] >= least) {
+      if (count == args.most) return NOT_SCREENED;
+      args.panels[row * args.most + count++] = int32_t(panel);
+    }
+  return count ? count : NOT_SCREENED;
+}
+
+template <typename T>
+struct CandidateLogitsArgs : Args {
+  FIELDS(Args,
+         const T* x;             // [rows][width]
+         const T* weight;        // packed
+         const int32_t* panels;  // [rows][most]
+         const int32_t* counts;  // [rows]
+         float* scores;          // [rows][most]: the largest logit of each of the panels
+         int32_t* tokens;        // [rows][most]: and the first token that has it
+         int64_t num_outputs;
+         int64_t width;
+         int64_t stride;
+         int64_t most;)
+};
+
+struct KeepBest {
+  float& score;
+  int32_t& token;
+  int64_t num_outputs;
+
+  void operator()(int64_t, int64_t panel, const float* sums) const {
+    const int64_t first = panel * PANEL, count = std::min(PANEL, num_outputs - first);
+    int64_t best = 0;
+    for (int64_t i = 1; i < count; i++)
+      if (sums[i] > sums[best]) best = i;
+    score = sums[best];
+    token = int32_t(first + best);
+  }
+};
+
+template <typename T>
+void compute_candidates(const CandidateLogitsArgs<T>& args, const Pass& pass, Work& work) {
+  const int64_t num_rows = row_count(args, pass);
+  const Factors<T> factors{args.x, args.stride, args.weight, num_rows, args.width / Step<T>::DEPTH};
+  Span items;
+  while (work.take(num_rows * args.most, 1, items))
+    for (int64_t item = items.begin; item < items.end; item++) {
+      const int64_t row = item / args.most, panel = args.panels[item];
+      if (item % args.most >= args.counts[row]) continue;
+      multiply_panels(factors, {row, row + 1}, {panel, panel + 1}, false,
+                      KeepBest{args.scores[item], args.tokens[item], args.num_outputs});
+    }
+}
+
+struct ChoiceArgs : Args {
+  FIELDS(Args,
+         const int32_t* counts;  // [rows]
+         const float* scores;    // [rows][most]
+         const int32_t* tokens;  // [rows][most]
+         int64_t* best;          // [rows]: -1 of a row that was not screened
+         int64_t most;)
+};
+
+int64_t best_of(const ChoiceArgs& args, int64_t row) {
+  if (args.counts[row] == NOT_SCREENED) return NOT_SCREENED;
+  const float* scores = args.scores + row * args.most;
+  int64_t best = 0;
+  for (int64_t i = 1; i < args.counts[row]; i++)
+    if (scores[i] > scores[best]) best = i;
+  return args.tokens[row * args.most + best];
+}
+
+}  // namespace
+
+OPERATOR(round_head_f32, RoundHeadArgs<float>) { round_head(args, pass, work); }
+OPERATOR(round_head_bf16, RoundHeadArgs<bf16>) { round_head(args, pass, work); }
+
+OPERATOR(row_bounds_f32, RowBoundsArgs<float>) { bound_rows(args, pass, work); }
+OPERATOR(row_bounds_bf16, RowBoundsArgs<bf16>) { bound_rows(args, pass, work); }
+
+OPERATOR(panel_bounds, PanelBoundsArgs) {
+  const Int8Product product{{args.x, args.padded_width, args.row_bytes}, {args.weights, args.scales}};
+  const BoundPanel finish{args};
+  Multiplication(product, finish).run(row_count(args, pass), work);
+}
+
+OPERATOR(candidate_panels, CandidatesArgs) {
+  Span rows;
+  while (work.take(row_count(args, pass), 1, rows))
+    for (int64_t row = rows.begin; row < rows.end; row++) args.counts[row] = find_candidates(args, row);
+}
+
+OPERATOR(candidate_logits_f32, CandidateLogitsArgs<float>) { compute_candidates(args, pass, work); }
+OPERATOR(candidate_logits_bf16, CandidateLogitsArgs<bf16>) { compute_candidates(args, pass, work); }
+
+OPERATOR(best_candidate, ChoiceArgs) {
+  Span rows;
+  while (work.take(row_count(args, pass), 1, rows))
+    for (int64_t row = rows.begin; row < rows.end; row++) args.best[row] = best_of(args, row);
+}

@@ -1,0 +1,193 @@
+"""The operators of source/products/vocabulary_screen.cpp; vocabulary_screen.py has the method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.kernels.cpu.operators import Call, call, of_dtype, small_rows
+from baton.kernels.cpu.shared_pages import PAGES
+from baton.kernels.products import quantized_linear_cpu as quantized_linear
+from baton.kernels.products.packed_quantized_weight import PANEL
+from baton.kernels.products.packed_weight import PackedWeight
+
+SMALL_ROW_BYTES = 4 << 10
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class BoundedHead:
+    """An output head W [V, K], exact and in eight bits, with bounds of what rounding left out."""
+
+    weight: PackedWeight
+    rounded: Tensor
+    """[P, K / 4, 32, 4] bytes, as `Int8Weight` has them."""
+    scales: Tensor
+    """[P, 32]"""
+    errors: Tensor
+    """[P, 32]: at least the length of the rounding error of each row of W, with slack."""
+    lengths: Tensor
+    """[P, 32]: at least the length of each row as rounded, with slack."""
+    longest: float
+    """At least the length of the longest row of W; not finite if W is not."""
+    max_candidates: int
+    """Most panels that may be left of a row of x."""
+
+
+def slack_of(width: int) -> float:
+    """Relative; four times what float32 can round in a sum of so many products."""
+    return width * 2.0**-22
+
+
+def bounded(weight: PackedWeight, max_candidates: int) -> BoundedHead:
+    """Round a head, and bound the errors."""
+    num_panels, (_, width) = len(weight.packed), weight.shape
+    padded = quantized_linear.padded(width)
+    rounded = PAGES.cut((num_panels, padded // 4, PANEL, 4))
+    scales, errors, lengths = torch.empty(3, num_panels, PANEL)
+    call(
+        Call(
+            of_dtype("round_head", weight.dtype),
+            rows=num_panels,
+            inputs={
+                "weight": weight.packed,
+                "width": width,
+                "padded_width": padded,
+                "slack": slack_of(width),
+            },
+            outputs={"rounded": rounded, "scales": scales, "errors": errors, "lengths": lengths},
+        )
+    )
+    return BoundedHead(
+        weight=weight,
+        rounded=rounded,
+        scales=scales,
+        errors=errors,
+        lengths=lengths,
+        longest=float((errors + lengths).max()),  # NaN if one is
+        max_candidates=max_candidates,
+    )
+
+
+def best_tokens(x: Tensor, head: BoundedHead) -> Tensor:
+    """x [S, K], contiguous -> [S] int64: the first token of the largest logit, or -1 of a row that
+    cannot be screened."""
+    rounded, bounds = rounded_rows(x, head)
+    highest, lowest = panel_bounds(rounded, bounds, head)
+    panels, counts = _candidates(highest, lowest, bounds, head)
+    return _best_of(x, panels, counts, head)
+
+
+def rounded_rows(x: Tensor, head: BoundedHead) -> tuple[Tensor, Tensor]:
+    """x [S, K] in eight bits (see source/products/int8_rows.h), and [S, 2]: at least the length of
+    each row, and of what rounding left out of it."""
+    width = x.shape[1]
+    rounded, bounds = quantized_linear.int8_rows(x), torch.empty(len(x), 2)
+    call(
+        Call(
+            of_dtype("row_bounds", x.dtype),
+            rows=len(x),
+            inputs={
+                "x": x,
+                "rounded": rounded,
+                "width": width,
+                "padded_width": quantized_linear.padded(width),
+                "row_bytes": rounded.shape[1],
+                "stride": width,
+                "slack": slack_of(width),
+            },
+            outputs={"bounds": bounds},
+            alone_rows=small_rows(width * x.itemsize),
+        )
+    )
+    return rounded, bounds
+
+
+def panel_bounds(rounded: Tensor, bounds: Tensor, head: BoundedHead) -> tuple[Tensor, Tensor]:
+    """[S, P] each, for the logits of a row and the 32 tokens of a panel: none is above the first,
+    and at least one is not below the second."""
+    num_rows, num_panels = len(rounded), len(head.rounded)
+    highest, lowest = torch.empty(num_rows, num_panels), torch.empty(num_rows, num_panels)
+    num_tokens, width = head.weight.shape
+    call(
+        Call(
+            "panel_bounds",
+            rows=num_rows,
+            inputs={
+                "x": rounded,
+                "weights": head.rounded,
+                "scales": head.scales,
+                "errors": head.errors,
+                "lengths": head.lengths,
+                "bounds": bounds,
+                "num_outputs": num_tokens,
+                "padded_width": quantized_linear.padded(width),
+                "row_bytes": rounded.shape[1],
+            },
+            outputs={"highest": highest, "lowest": lowest},
+        )
+    )
+    return highest, lowest
+
+
+def _candidates(
+    highest: Tensor, lowest: Tensor, bounds: Tensor, head: BoundedHead
+) -> tuple[Tensor, Tensor]:
+    """The panels that may have a row's best token, [S, max_candidates] int32, and how many those
+    are, [S, 1] int32: -1 if there are more or nothing bounds them."""
+    num_rows, most = len(highest), head.max_candidates
+    panels = torch.empty(num_rows, most, dtype=torch.int32)
+    counts = torch.empty(num_rows, 1, dtype=torch.int32)
+    call(
+        Call(
+            "candidate_panels",
+            rows=num_rows,
+            inputs={
+                "highest": highest,
+                "lowest": lowest,
+                "bounds": bounds,
+                "num_panels": highest.shape[1],
+                "most": most,
+                "longest": head.longest,
+            },
+            outputs={"panels": panels, "counts": counts},
+            alone_rows=1,
+        )
+    )
+    return panels, counts
+
+
+def _best_of(x: Tensor, panels: Tensor, counts: Tensor, head: BoundedHead) -> Tensor:
+    """[S] int64: the best of the tokens of these panels, by their logits."""
+    num_rows, most = panels.shape
+    num_tokens, width = head.weight.shape
+    scores, tokens = torch.empty(num_rows, most), torch.empty(num_rows, most, dtype=torch.int32)
+    call(
+        Call(
+            of_dtype("candidate_logits", x.dtype),
+            rows=num_rows,
+            inputs={
+                "x": x,
+                "weight": head.weight.packed,
+                "panels": panels,
+                "counts": counts,
+                "num_outputs": num_tokens,
+                "width": width,
+                "stride": width,
+                "most": most,
+            },
+            outputs={"scores": scores, "tokens": tokens},
+        )
+    )
+    best = torch.empty(num_rows, dtype=torch.int64)
+    call(
+        Call(
+            "best_candidate",
+            rows=num_rows,
+            inputs={"counts": counts, "scores": scores, "tokens": tokens, "most": most},
+            outputs={"best": best},
+            alone_rows=small_rows(SMALL_ROW_BYTES),
+        )
+    )
+    return best
