@@ -14,9 +14,12 @@ With W = s q + E and x = t p + f, where q and p are integers of eight bits,
 
     W x - (s q)(t p) = E x + (s q) f        |.| <= |E| |x| + |s q| |f|       (Cauchy-Schwarz)
 
-so the lengths of each row of E and of s q, computed once, bound every error. `slack` is added for
-what float32 rounds: of the product itself at most K 2^-24 |W| |x| in any order of its sums (Higham,
-Accuracy and Stability of Numerical Algorithms, 3.1), and of the bounds less than that.
+so the lengths of each row of E and of s q, computed once, bound every error. With few rows x has
+16 bits, as a sum of two rows of eight, so that f is small even if some numbers of x are far larger
+than the rest: reading W takes longer than both products.
+
+`slack` is added for what float32 rounds: of the product itself at most K 2^-24 |W| |x|, in any order
+of its sums (Higham, Accuracy and Stability of Numerical Algorithms, 3.1), and of the bounds less.
 
 Rows of which too many tokens are left, or which are not finite, get all of their logits. Where that
 is so for many rows again and again, screening is tried less often.

@@ -35,6 +35,18 @@ class BoundedHead:
     """Most panels that may be left of a row of x."""
 
 
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class RoundedRows:
+    """Rows of x in eight bits, or, if they are few, as sums of two rows in eight bits."""
+
+    coarse: Tensor
+    """[S, row_bytes]; see source/products/int8_rows.h."""
+    fine: Tensor
+    """[S, row_bytes]: what `coarse` leaves out; of many rows, nothing."""
+    bounds: Tensor
+    """[S, 2]: at least the length of each row, and of what rounding leaves out of it."""
+
+
 def slack_of(width: int) -> float:
     """Relative; four times what float32 can round in a sum of so many products."""
     return width * 2.0**-22
@@ -73,41 +85,43 @@ def bounded(weight: PackedWeight, max_candidates: int) -> BoundedHead:
 def best_tokens(x: Tensor, head: BoundedHead) -> Tensor:
     """x [S, K], contiguous -> [S] int64: the first token of the largest logit, or -1 of a row that
     cannot be screened."""
-    rounded, bounds = rounded_rows(x, head)
-    highest, lowest = panel_bounds(rounded, bounds, head)
-    panels, counts = _candidates(highest, lowest, bounds, head)
+    rows = rounded_rows(x)
+    highest, lowest = panel_bounds(rows, head)
+    panels, counts = _candidates(highest, lowest, rows, head)
     return _best_of(x, panels, counts, head)
 
 
-def rounded_rows(x: Tensor, head: BoundedHead) -> tuple[Tensor, Tensor]:
-    """x [S, K] in eight bits (see source/products/int8_rows.h), and [S, 2]: at least the length of
-    each row, and of what rounding left out of it."""
-    width = x.shape[1]
-    rounded, bounds = quantized_linear.int8_rows(x), torch.empty(len(x), 2)
+def rounded_rows(x: Tensor) -> RoundedRows:
+    num_rows, width = x.shape
+    row_bytes = quantized_linear.row_bytes(width)
+    rows = RoundedRows(
+        coarse=torch.empty(num_rows, row_bytes, dtype=torch.uint8),
+        fine=torch.empty(num_rows, row_bytes, dtype=torch.uint8),
+        bounds=torch.empty(num_rows, 2),
+    )
     call(
         Call(
-            of_dtype("row_bounds", x.dtype),
-            rows=len(x),
+            of_dtype("screen_rows", x.dtype),
+            rows=num_rows,
             inputs={
                 "x": x,
-                "rounded": rounded,
                 "width": width,
                 "padded_width": quantized_linear.padded(width),
-                "row_bytes": rounded.shape[1],
+                "row_bytes": row_bytes,
                 "stride": width,
                 "slack": slack_of(width),
             },
-            outputs={"bounds": bounds},
+            outputs={"coarse": rows.coarse, "fine": rows.fine, "bounds": rows.bounds},
             alone_rows=small_rows(width * x.itemsize),
         )
     )
-    return rounded, bounds
+    return rows
 
 
-def panel_bounds(rounded: Tensor, bounds: Tensor, head: BoundedHead) -> tuple[Tensor, Tensor]:
+def panel_bounds(rows: RoundedRows, head: BoundedHead) -> tuple[Tensor, Tensor]:
     """[S, P] each, for the logits of a row and the 32 tokens of a panel: none is above the first,
     and at least one is not below the second."""
-    num_rows, num_panels = len(rounded), len(head.rounded)
+    num_rows, num_panels = len(rows.coarse), len(head.rounded)
     highest, lowest = torch.empty(num_rows, num_panels), torch.empty(num_rows, num_panels)
     num_tokens, width = head.weight.shape
     call(
@@ -115,15 +129,16 @@ def panel_bounds(rounded: Tensor, bounds: Tensor, head: BoundedHead) -> tuple[Te
             "panel_bounds",
             rows=num_rows,
             inputs={
-                "x": rounded,
+                "coarse": rows.coarse,
+                "fine": rows.fine,
                 "weights": head.rounded,
                 "scales": head.scales,
                 "errors": head.errors,
                 "lengths": head.lengths,
-                "bounds": bounds,
+                "bounds": rows.bounds,
                 "num_outputs": num_tokens,
                 "padded_width": quantized_linear.padded(width),
-                "row_bytes": rounded.shape[1],
+                "row_bytes": rows.coarse.shape[1],
             },
             outputs={"highest": highest, "lowest": lowest},
         )
@@ -132,7 +147,7 @@ def panel_bounds(rounded: Tensor, bounds: Tensor, head: BoundedHead) -> tuple[Te
 
 
 def _candidates(
-    highest: Tensor, lowest: Tensor, bounds: Tensor, head: BoundedHead
+    highest: Tensor, lowest: Tensor, rows: RoundedRows, head: BoundedHead
 ) -> tuple[Tensor, Tensor]:
     """The panels that may have a row's best token, [S, max_candidates] int32, and how many those
     are, [S, 1] int32: -1 if there are more or nothing bounds them."""
@@ -146,7 +161,7 @@ def _candidates(
             inputs={
                 "highest": highest,
                 "lowest": lowest,
-                "bounds": bounds,
+                "bounds": rows.bounds,
                 "num_panels": highest.shape[1],
                 "most": most,
                 "longest": head.longest,

@@ -12,6 +12,7 @@ constexpr float LEAST = -std::numeric_limits<float>::infinity();
 constexpr float TINY_LENGTH = 1e-16f;  // more than squares that underflow can hide
 constexpr float LARGEST_SUM = 1e37f;
 constexpr int32_t NOT_SCREENED = -1;
+constexpr int64_t FINE_ROWS = 4;
 
 // A length from the sum of its squares, rounded up.
 inline float length_of(float squares, double slack) {
@@ -83,11 +84,12 @@ void round_head(const RoundHeadArgs<T>& args, const Pass& pass, Work& work) {
 }
 
 template <typename T>
-struct RowBoundsArgs : Args {
+struct RoundRowsArgs : Args {
   FIELDS(Args,
-         const T* x;        // [rows][width]
-         uint8_t* rounded;  // the same in eight bits; see int8_rows.h
-         float* bounds;     // [rows][2]: the length of x, and of what its rounding left out
+         const T* x;       // [rows][width]
+         uint8_t* coarse;  // [rows][row_bytes]: x in eight bits; see int8_rows.h
+         uint8_t* fine;    // [rows][row_bytes]: what that leaves out, in eight bits more, if rows are few
+         float* bounds;    // [rows][2]: the length of x, and of what is left out
          int64_t width;
          int64_t padded_width;
          int64_t row_bytes;
@@ -95,33 +97,59 @@ struct RowBoundsArgs : Args {
          double slack;)
 };
 
-typedef int8_t i8x16 __attribute__((vector_size(16)));
+// Whether x has 16 bits. With few rows reading W takes so long that the second product costs nothing.
+inline bool is_fine(int64_t num_rows) { return num_rows <= FINE_ROWS; }
+
+// left [width] = x - what its rounded row stands for; returns the sum of the squares.
+template <typename T>
+float leave_out(const T* x, int64_t width, const Int8Rows& rounded, int64_t row, float* left) {
+  const f32x16 scale = splat(-rounded.scale(row));
+  f32x16 squares{};
+  for (int64_t k = 0; k < width; k += 16) {
+    i8x16 q;
+    memcpy(&q, rounded.values(row) + k, sizeof q);
+    const f32x16 error = fma(scale, __builtin_convertvector(q, f32x16), load_padded(x, k, width));
+    store_up_to(left + k, error, width - k);
+    squares = fma(error, error, squares);
+  }
+  return sum(squares);
+}
 
 template <typename T>
-void bound_rows(const RowBoundsArgs<T>& args, const Pass& pass, Work& work) {
-  const Int8Rows rounded{args.rounded, args.padded_width, args.row_bytes};
+float squares_of(const T* x, int64_t width) {
+  f32x16 squares{};
+  for (int64_t k = 0; k < width; k += 16) {
+    const f32x16 v = load_padded(x, k, width);
+    squares = fma(v, v, squares);
+  }
+  return sum(squares);
+}
+
+template <typename T>
+void round_rows(const RoundRowsArgs<T>& args, const Pass& pass, Work& work) {
+  const int64_t width = args.width, num_rows = row_count(args, pass);
+  const Int8Rows coarse{args.coarse, args.padded_width, args.row_bytes};
+  const Int8Rows fine{args.fine, args.padded_width, args.row_bytes};
   Span rows;
-  while (work.take(row_count(args, pass), 1, rows))
+  while (work.take(num_rows, 1, rows))
     for (int64_t row = rows.begin; row < rows.end; row++) {
+      float* left = static_cast<float*>(work.scratch(size_t(width) * sizeof(float)));
       const T* x = args.x + row * args.stride;
-      const f32x16 scale = splat(-rounded.scale(row));
-      f32x16 lengths{}, errors{};
-      for (int64_t k = 0; k < args.width; k += 16) {
-        i8x16 q;
-        memcpy(&q, rounded.values(row) + k, sizeof q);
-        const f32x16 v = load_padded(x, k, args.width);
-        const f32x16 error = fma(scale, __builtin_convertvector(q, f32x16), v);
-        lengths = fma(v, v, lengths);
-        errors = fma(error, error, errors);
+      round_row(x, width, coarse, row);
+      float squares = leave_out(x, width, coarse, row, left);
+      if (is_fine(num_rows)) {
+        round_row(left, width, fine, row);
+        squares = leave_out(left, width, fine, row, left);
       }
-      args.bounds[2 * row] = length_of(sum(lengths), args.slack);
-      args.bounds[2 * row + 1] = length_of(sum(errors), args.slack);
+      args.bounds[2 * row] = length_of(squares_of(x, width), args.slack);
+      args.bounds[2 * row + 1] = length_of(squares, args.slack);
     }
 }
 
 struct PanelBoundsArgs : Args {
   FIELDS(Args,
-         uint8_t* x;              // [rows][row_bytes] in eight bits
+         uint8_t* coarse;         // [rows][row_bytes]
+         uint8_t* fine;           // [rows][row_bytes]
          const uint8_t* weights;  // panels
          const float* scales;     // [panels][32]
          const float* errors;     // [panels][32]
@@ -154,6 +182,24 @@ struct BoundPanel {
     }
     args.highest[row * num_panels() + panel] = largest(high);
     args.lowest[row * num_panels() + panel] = largest(low);
+  }
+};
+
+// Products of x as the sum of two rows of eight bits each. The second reads a panel from the cache.
+struct FineProduct {
+  static constexpr int LINES = Int8Product::LINES;
+  static constexpr int64_t MOST_ROWS = Int8Product::MOST_ROWS;
+  static int64_t tile_rows() { return Int8Product::tile_rows(); }
+  static bool goes_by_tiles(int64_t rows) { return Int8Product::goes_by_tiles(rows); }
+  Int8Product coarse, fine;
+  const uint8_t* weights = coarse.weights;
+  int64_t panel_bytes = coarse.panel_bytes;
+
+  void multiply(Asking asking, Span rows, int64_t panel, const uint8_t* next, float* sums) const {
+    alignas(64) float more[FINE_ROWS * PANEL];
+    coarse.multiply(asking, rows, panel, next, sums);
+    fine.multiply(Asking::NONE, rows, panel, next, more);
+    for (int64_t i = 0; i < (rows.end - rows.begin) * PANEL; i++) sums[i] += more[i];
   }
 };
 
@@ -254,13 +300,22 @@ int64_t best_of(const ChoiceArgs& args, int64_t row) {
 OPERATOR(round_head_f32, RoundHeadArgs<float>) { round_head(args, pass, work); }
 OPERATOR(round_head_bf16, RoundHeadArgs<bf16>) { round_head(args, pass, work); }
 
-OPERATOR(row_bounds_f32, RowBoundsArgs<float>) { bound_rows(args, pass, work); }
-OPERATOR(row_bounds_bf16, RowBoundsArgs<bf16>) { bound_rows(args, pass, work); }
+OPERATOR(screen_rows_f32, RoundRowsArgs<float>) { round_rows(args, pass, work); }
+OPERATOR(screen_rows_bf16, RoundRowsArgs<bf16>) { round_rows(args, pass, work); }
 
 OPERATOR(panel_bounds, PanelBoundsArgs) {
-  const Int8Product product{{args.x, args.padded_width, args.row_bytes}, {args.weights, args.scales}};
+  const int64_t num_rows = row_count(args, pass);
+  const auto product_with = [&](uint8_t* x) {
+    return Int8Product({x, args.padded_width, args.row_bytes}, {args.weights, args.scales});
+  };
   const BoundPanel finish{args};
-  Multiplication(product, finish).run(row_count(args, pass), work);
+  if (is_fine(num_rows)) {
+    const FineProduct product{product_with(args.coarse), product_with(args.fine)};
+    Multiplication(product, finish).run(num_rows, work);
+  } else {
+    const Int8Product product = product_with(args.coarse);
+    Multiplication(product, finish).run(num_rows, work);
+  }
 }
 
 OPERATOR(candidate_panels, CandidatesArgs) {
