@@ -6,13 +6,15 @@ counted; quantized weights are counted with their scales.
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 from baton.engine.checkpoint.install import AS_STORED, HEADS, dtype_of, may_be_rounded
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.mla import LatentHeads
 from baton.engine.layers.moe import GATE_UP, Experts
-from baton.kernels.products import int4_weight, int8_weight
+from baton.engine.models.skeleton.decoder import Decoder
+from baton.kernels.products import int4_weight, int8_weight, vocabulary_screen
 
 SIZES = {"int8": int8_weight.num_bytes, "int4": int4_weight.num_bytes}
 
@@ -40,3 +42,11 @@ def prepared_bytes(
         else:
             total += parameter.numel() * dtype_of(model, target, dtype).itemsize
     return total
+
+
+def screen_bytes(model: Decoder, dtype: str, quantize: str = "none") -> int:
+    """The bytes of the copy of the output head with which an engine on one rank screens greedy
+    tokens (kernels/products/vocabulary_screen.py); 0 if it has none."""
+    if quantize not in AS_STORED or not model.has_plain_head:
+        return 0
+    return vocabulary_screen.num_bytes(model.last.weight.shape, getattr(torch, dtype))

@@ -20,7 +20,7 @@ from baton.engine.models.skeleton.taps import AuxHiddenStates
 from baton.engine.passes.graph_start import PassGraphs, capture_passes
 from baton.engine.passes.taped_model import record
 from baton.engine.sharding.expert_balancer import ExpertBalancer
-from baton.kernels.products.vocabulary_screen import BestTokens, screen_of
+from baton.kernels.products.vocabulary_screen import BestTokens, VocabularyScreen
 
 
 class Runner(Protocol):
@@ -77,6 +77,8 @@ class ModelRunner:
         self.groups = loaded.groups
         """The groups of the ranks that share the model."""
         self.held = loaded.held
+        self.screen: VocabularyScreen | None = None
+        """Finds the best tokens without all logits, if this is the runner of an engine."""
         self.balancer: ExpertBalancer | None = None
         """The balancer of experts, if this rank is an engine of its own."""
         self.cache = cache
@@ -91,7 +93,6 @@ class ModelRunner:
             else PassGraphs()
         )
         self.graphs, self.mixed = captured.decode, captured.mixed
-        self._screen = screen_of(loaded.model.last.weight) if _may_screen(loaded) else None
         self._taps = taps
         self.model = loaded.model
         """The model itself. Its passes may be played from the tape or the graphs instead."""
@@ -145,17 +146,10 @@ class ModelRunner:
             return self.model.logits(hidden) if made is None else made
 
     def best_tokens(self, hidden: Tensor) -> BestTokens | None:
-        return None if self._screen is None else self._screen.best_tokens(hidden)
+        return None if self.screen is None else self.screen.best_tokens(hidden)
 
     def _after_all_layers(self, hidden: Tensor, on_layer: OnLayer) -> Tensor:
         """`hidden`, after calling `on_layer` for all layers: a graph cannot stop after each."""
         for layer in range(self.cache.layout.num_layers):
             on_layer(layer)
         return hidden
-
-
-def _may_screen(loaded: LoadedModel) -> bool:
-    """Whether the largest product of the head is the best token's logit, and this rank has all of
-    them: a soft cap may round two logits to one."""
-    is_whole = loaded.groups.mesh.has_whole_models
-    return is_whole and loaded.info.num_labels is None and loaded.model.logit_softcap is None

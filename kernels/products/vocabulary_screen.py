@@ -6,9 +6,8 @@ a large vocabulary, a quarter of all weights. So W is also kept in eight bits, a
 
     x [S, K] --eight bits--> |logit - about| <= bound, for each token        reads half of W
                                      |
-             tokens whose upper bound reaches the largest lower bound
-                                     |
-             their logits as the whole product has them --> best token       reads a few panels of W
+             the 32 tokens around the largest lower bound, and all whose
+             upper bound is above the best logit so far --> best token       reads a few panels of W
 
 With W = s q + E and x = t p + f, where q and p are integers of eight bits,
 
@@ -18,8 +17,8 @@ so the lengths of each row of E and of s q, computed once, bound every error. Wi
 16 bits, as a sum of two rows of eight, so that f is small even if some numbers of x are far larger
 than the rest: reading W takes longer than both products.
 
-`slack` is added for what float32 rounds: of the product itself at most K 2^-24 |W| |x|, in any order
-of its sums (Higham, Accuracy and Stability of Numerical Algorithms, 3.1), and of the bounds less.
+`slack` is added for what float32 rounds: of the product itself at most K 2^-24 |W| |x|, in any
+order of its sums (Higham, Accuracy and Stability of Numerical Algorithms, 3.1), of the bounds less.
 
 Rows of which too many tokens are left, or which are not finite, get all of their logits. Where that
 is so for many rows again and again, screening is tried less often.
@@ -36,7 +35,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from baton.kernels.cpu.operators import Pass
+from baton.kernels.cpu.operators import SUFFIXES, Pass
 from baton.kernels.cpu.tape import NUM_OUTPUTS, Recorder
 from baton.kernels.products import int8_weight
 from baton.kernels.products import vocabulary_screen_cpu as cpu
@@ -48,11 +47,10 @@ from baton.kernels.sampling.best_token import best_finite_token
 NOT_SCREENED = -1
 MAX_ROWS = 64
 """Rows that are screened at once; decode passes seldom have more."""
-MAX_CANDIDATES = 512
-CANDIDATE_SHARE = 8
-"""At most one panel in so many may be left of a row: with more, screening spares too little."""
-MIN_BYTES = 4 << 20
-"""Smaller heads stay in the caches of a core, where reading them costs little."""
+MAX_SHARE = 0.25
+"""Most of its logits that are computed of a row: with more, screening spares too little."""
+MIN_BYTES = 1 << 20
+"""Smaller heads take about as long as the screen's own steps."""
 MAX_UNSCREENED = 0.25
 """Share of rows; with more left over, a call counts as failed."""
 MAX_SKIPPED = 256
@@ -60,7 +58,7 @@ MAX_SKIPPED = 256
 
 
 class BestTokens(NamedTuple):
-    """Of each row, in order, on the host."""
+    """The best token of each row, in order, on the host."""
 
     tokens: list[int]
     are_finite: list[bool]
@@ -79,8 +77,11 @@ def screen_of(weight: Weight) -> VocabularyScreen | None:
     return screen if screen.is_finite else None
 
 
-def num_bytes(num_tokens: int, width: int) -> int:
-    """The bytes that the screen of a head [V, K] takes."""
+def num_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    """The bytes that the screen of a head [V, K] of this dtype takes; 0 if it has none."""
+    num_tokens, width = shape
+    if dtype not in SUFFIXES or num_tokens * width * dtype.itemsize < MIN_BYTES:
+        return 0
     num_bounded = num_panels(num_tokens, is_gated=False) * PANEL
     return int8_weight.num_bytes(num_tokens, width) + 2 * 4 * num_bounded
 
@@ -90,8 +91,7 @@ class VocabularyScreen:
 
     def __init__(self, weight: PackedWeight) -> None:
         self._weight = weight
-        max_candidates = min(MAX_CANDIDATES, len(weight.packed) // CANDIDATE_SHARE)
-        self._head = cpu.bounded(weight, max(1, max_candidates))
+        self._head = cpu.bounded(weight, max(1, int(MAX_SHARE * len(weight.packed))))
         given = torch.zeros(NUM_OUTPUTS, weight.shape[1], dtype=weight.dtype)
         with Recorder() as recorder:
             best = cpu.best_tokens(given, self._head)

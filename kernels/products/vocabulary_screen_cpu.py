@@ -13,8 +13,6 @@ from baton.kernels.products import quantized_linear_cpu as quantized_linear
 from baton.kernels.products.packed_quantized_weight import PANEL
 from baton.kernels.products.packed_weight import PackedWeight
 
-SMALL_ROW_BYTES = 4 << 10
-
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class BoundedHead:
@@ -31,8 +29,8 @@ class BoundedHead:
     """[P, 32]: at least the length of each row as rounded, with slack."""
     longest: float
     """At least the length of the longest row of W; not finite if W is not."""
-    max_candidates: int
-    """Most panels that may be left of a row of x."""
+    max_panels: int
+    """Most panels of 32 tokens whose logits are computed for a row."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -52,7 +50,7 @@ def slack_of(width: int) -> float:
     return width * 2.0**-22
 
 
-def bounded(weight: PackedWeight, max_candidates: int) -> BoundedHead:
+def bounded(weight: PackedWeight, max_panels: int) -> BoundedHead:
     """Round a head, and bound the errors."""
     num_panels, (_, width) = len(weight.packed), weight.shape
     padded = quantized_linear.padded(width)
@@ -78,7 +76,7 @@ def bounded(weight: PackedWeight, max_candidates: int) -> BoundedHead:
         errors=errors,
         lengths=lengths,
         longest=float((errors + lengths).max()),  # NaN if one is
-        max_candidates=max_candidates,
+        max_panels=max_panels,
     )
 
 
@@ -87,8 +85,30 @@ def best_tokens(x: Tensor, head: BoundedHead) -> Tensor:
     cannot be screened."""
     rows = rounded_rows(x)
     highest, lowest = panel_bounds(rows, head)
-    panels, counts = _candidates(highest, lowest, rows, head)
-    return _best_of(x, panels, counts, head)
+    num_tokens, width = head.weight.shape
+    best = torch.empty(len(x), dtype=torch.int64)
+    call(
+        Call(
+            of_dtype("best_tokens", x.dtype),
+            rows=len(x),
+            inputs={
+                "x": x,
+                "weight": head.weight.packed,
+                "bounds": rows.bounds,
+                "highest": highest,
+                "lowest": lowest,
+                "num_outputs": num_tokens,
+                "num_panels": highest.shape[1],
+                "width": width,
+                "stride": width,
+                "most": head.max_panels,
+                "longest": head.longest,
+            },
+            outputs={"best": best},
+            alone_rows=1,
+        )
+    )
+    return best
 
 
 def rounded_rows(x: Tensor) -> RoundedRows:
@@ -144,65 +164,3 @@ def panel_bounds(rows: RoundedRows, head: BoundedHead) -> tuple[Tensor, Tensor]:
         )
     )
     return highest, lowest
-
-
-def _candidates(
-    highest: Tensor, lowest: Tensor, rows: RoundedRows, head: BoundedHead
-) -> tuple[Tensor, Tensor]:
-    """The panels that may have a row's best token, [S, max_candidates] int32, and how many those
-    are, [S, 1] int32: -1 if there are more or nothing bounds them."""
-    num_rows, most = len(highest), head.max_candidates
-    panels = torch.empty(num_rows, most, dtype=torch.int32)
-    counts = torch.empty(num_rows, 1, dtype=torch.int32)
-    call(
-        Call(
-            "candidate_panels",
-            rows=num_rows,
-            inputs={
-                "highest": highest,
-                "lowest": lowest,
-                "bounds": rows.bounds,
-                "num_panels": highest.shape[1],
-                "most": most,
-                "longest": head.longest,
-            },
-            outputs={"panels": panels, "counts": counts},
-            alone_rows=1,
-        )
-    )
-    return panels, counts
-
-
-def _best_of(x: Tensor, panels: Tensor, counts: Tensor, head: BoundedHead) -> Tensor:
-    """[S] int64: the best of the tokens of these panels, by their logits."""
-    num_rows, most = panels.shape
-    num_tokens, width = head.weight.shape
-    scores, tokens = torch.empty(num_rows, most), torch.empty(num_rows, most, dtype=torch.int32)
-    call(
-        Call(
-            of_dtype("candidate_logits", x.dtype),
-            rows=num_rows,
-            inputs={
-                "x": x,
-                "weight": head.weight.packed,
-                "panels": panels,
-                "counts": counts,
-                "num_outputs": num_tokens,
-                "width": width,
-                "stride": width,
-                "most": most,
-            },
-            outputs={"scores": scores, "tokens": tokens},
-        )
-    )
-    best = torch.empty(num_rows, dtype=torch.int64)
-    call(
-        Call(
-            "best_candidate",
-            rows=num_rows,
-            inputs={"counts": counts, "scores": scores, "tokens": tokens, "most": most},
-            outputs={"best": best},
-            alone_rows=small_rows(SMALL_ROW_BYTES),
-        )
-    )
-    return best

@@ -106,4 +106,4 @@ def test_a_soft_cap_needs_all_logits(tmp_path: Path) -> None:
     folder = make_gemma2(tmp_path, vocab_size=VOCAB_SIZE)
     engine = engine_around(load_model(folder, dtype="float32"), CONFIG, "cpu")
 
-    assert runner_of(engine).best_tokens(torch.zeros(1, runner_of(engine).model.width)) is None
+    assert runner_of(engine).screen is None

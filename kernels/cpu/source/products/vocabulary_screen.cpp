@@ -203,96 +203,70 @@ struct FineProduct {
   }
 };
 
-struct CandidatesArgs : Args {
+template <typename T>
+struct BestTokensArgs : Args {
   FIELDS(Args,
+         const T* x;            // [rows][width]
+         const T* weight;       // packed
+         const float* bounds;   // [rows][2]
          const float* highest;  // [rows][panels]
          const float* lowest;   // [rows][panels]
-         const float* bounds;   // [rows][2]
-         int32_t* panels;       // [rows][most]: those that may have the best token, in order
-         int32_t* counts;       // [rows]: how many those are, or NOT_SCREENED
+         int64_t* best;         // [rows]: NOT_SCREENED where too many panels are left, or nothing bounds the logits
+         int64_t num_outputs;
          int64_t num_panels;
-         int64_t most;
+         int64_t width;
+         int64_t stride;
+         int64_t most;     // panels of a row that are computed
          double longest;)  // row of the weight
 };
 
-int32_t find_candidates(const CandidatesArgs& args, int64_t row) {
-  if (!(args.bounds[2 * row] * args.longest < LARGEST_SUM)) return NOT_SCREENED;  // NaN is none either
-  const float* highest = args.highest + row * args.num_panels;
-  const float* lowest = args.lowest + row * args.num_panels;
-  f32x16 found = splat(LEAST);
-  int64_t panel = 0;
-  for (; panel + 16 <= args.num_panels; panel += 16) found = larger(load(lowest + panel), found);
-  float least = largest(found);
-  for (; panel < args.num_panels; panel++) least = std::max(least, lowest[panel]);
-  int32_t count = 0;
-  for (panel = 0; panel < args.num_panels; panel++)
-    if (highest[panel] >= least) {
-      if (count == args.most) return NOT_SCREENED;
-      args.panels[row * args.most + count++] = int32_t(panel);
-    }
-  return count ? count : NOT_SCREENED;
-}
-
-template <typename T>
-struct CandidateLogitsArgs : Args {
-  FIELDS(Args,
-         const T* x;             // [rows][width]
-         const T* weight;        // packed
-         const int32_t* panels;  // [rows][most]
-         const int32_t* counts;  // [rows]
-         float* scores;          // [rows][most]: the largest logit of each of the panels
-         int32_t* tokens;        // [rows][most]: and the first token that has it
-         int64_t num_outputs;
-         int64_t width;
-         int64_t stride;
-         int64_t most;)
-};
-
+// The best token of a row so far, given the sums of one panel after the other, in any order.
 struct KeepBest {
   float& score;
-  int32_t& token;
+  int64_t& token;
   int64_t num_outputs;
 
   void operator()(int64_t, int64_t panel, const float* sums) const {
     const int64_t first = panel * PANEL, count = std::min(PANEL, num_outputs - first);
-    int64_t best = 0;
-    for (int64_t i = 1; i < count; i++)
-      if (sums[i] > sums[best]) best = i;
-    score = sums[best];
-    token = int32_t(first + best);
+    for (int64_t i = 0; i < count; i++)
+      if (sums[i] > score || (sums[i] == score && first + i < token)) score = sums[i], token = first + i;
   }
 };
 
-template <typename T>
-void compute_candidates(const CandidateLogitsArgs<T>& args, const Pass& pass, Work& work) {
-  const int64_t num_rows = row_count(args, pass);
-  const Factors<T> factors{args.x, args.stride, args.weight, num_rows, args.width / Step<T>::DEPTH};
-  Span items;
-  while (work.take(num_rows * args.most, 1, items))
-    for (int64_t item = items.begin; item < items.end; item++) {
-      const int64_t row = item / args.most, panel = args.panels[item];
-      if (item % args.most >= args.counts[row]) continue;
-      multiply_panels(factors, {row, row + 1}, {panel, panel + 1}, false,
-                      KeepBest{args.scores[item], args.tokens[item], args.num_outputs});
-    }
+int64_t largest_of(const float* values, int64_t count) {
+  int64_t found = 0;
+  for (int64_t i = 1; i < count; i++)
+    if (values[i] > values[found]) found = i;
+  return found;
 }
 
-struct ChoiceArgs : Args {
-  FIELDS(Args,
-         const int32_t* counts;  // [rows]
-         const float* scores;    // [rows][most]
-         const int32_t* tokens;  // [rows][most]
-         int64_t* best;          // [rows]: -1 of a row that was not screened
-         int64_t most;)
-};
+// The panel with the largest lower bound comes first: it nearly always has the best token, whose logit then rules out
+// more of the others than its bound does.
+template <typename T>
+int64_t find_best(const BestTokensArgs<T>& args, const Factors<T>& factors, int64_t row) {
+  if (!(args.bounds[2 * row] * args.longest < LARGEST_SUM)) return NOT_SCREENED;  // nor if it is NaN
+  const float* highest = args.highest + row * args.num_panels;
+  const int64_t first = largest_of(args.lowest + row * args.num_panels, args.num_panels);
+  float score = LEAST;
+  int64_t token = 0, num_computed = 0;
+  const KeepBest keep{score, token, args.num_outputs};
+  const auto compute = [&](int64_t panel) {
+    multiply_panels(factors, {row, row + 1}, {panel, panel + 1}, false, keep);
+    return ++num_computed <= args.most;
+  };
+  if (!compute(first)) return NOT_SCREENED;
+  for (int64_t panel = 0; panel < args.num_panels; panel++)
+    if (highest[panel] >= score && panel != first && !compute(panel)) return NOT_SCREENED;
+  return token;
+}
 
-int64_t best_of(const ChoiceArgs& args, int64_t row) {
-  if (args.counts[row] == NOT_SCREENED) return NOT_SCREENED;
-  const float* scores = args.scores + row * args.most;
-  int64_t best = 0;
-  for (int64_t i = 1; i < args.counts[row]; i++)
-    if (scores[i] > scores[best]) best = i;
-  return args.tokens[row * args.most + best];
+template <typename T>
+void best_tokens(const BestTokensArgs<T>& args, const Pass& pass, Work& work) {
+  const int64_t num_rows = row_count(args, pass);
+  const Factors<T> factors{args.x, args.stride, args.weight, num_rows, args.width / Step<T>::DEPTH};
+  Span rows;
+  while (work.take(num_rows, 1, rows))
+    for (int64_t row = rows.begin; row < rows.end; row++) args.best[row] = find_best(args, factors, row);
 }
 
 }  // namespace
@@ -318,17 +292,5 @@ OPERATOR(panel_bounds, PanelBoundsArgs) {
   }
 }
 
-OPERATOR(candidate_panels, CandidatesArgs) {
-  Span rows;
-  while (work.take(row_count(args, pass), 1, rows))
-    for (int64_t row = rows.begin; row < rows.end; row++) args.counts[row] = find_candidates(args, row);
-}
-
-OPERATOR(candidate_logits_f32, CandidateLogitsArgs<float>) { compute_candidates(args, pass, work); }
-OPERATOR(candidate_logits_bf16, CandidateLogitsArgs<bf16>) { compute_candidates(args, pass, work); }
-
-OPERATOR(best_candidate, ChoiceArgs) {
-  Span rows;
-  while (work.take(row_count(args, pass), 1, rows))
-    for (int64_t row = rows.begin; row < rows.end; row++) args.best[row] = best_of(args, row);
-}
+OPERATOR(best_tokens_f32, BestTokensArgs<float>) { best_tokens(args, pass, work); }
+OPERATOR(best_tokens_bf16, BestTokensArgs<bf16>) { best_tokens(args, pass, work); }
