@@ -26,7 +26,7 @@ from baton.core.ids import ReplicaId
 from baton.core.replicas import ReplicaInfo, Role
 from baton.core.step_times import StepTimes
 from baton.platform.config.deployment import DEMO_MODEL, DeploymentConfig, override
-from baton.platform.machine.interpreter import spare_what_stays
+from baton.platform.machine.interpreter import freeze_present_objects
 from baton.router.defaults import DEFAULT_POLICY
 
 HOST = "127.0.0.1"
@@ -128,7 +128,7 @@ async def _serve_replica(
     replica = await start_replica(
         DeploymentConfig(), role, engine, replica_id=replica_id, host=HOST
     )
-    spare_what_stays()
+    freeze_present_objects()
     pipe.send(replica.info)
     await _told_to_stop(pipe)
     await replica.stop()
@@ -157,7 +157,7 @@ async def _serve_gateway(pipe: Connection, infos: Sequence[ReplicaInfo], policy:
     await node.start(registry)
     while not node.dispatcher.is_ready():
         await asyncio.sleep(0.01)
-    spare_what_stays()
+    freeze_present_objects()
     pipe.send((node.server.http_port, node.server.admin_port))
     await _told_to_stop(pipe)
     await node.stop(drain_s=1.0)

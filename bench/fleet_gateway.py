@@ -28,7 +28,7 @@ from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.gateway.fleet.links.decode_link import DecodeLink
 from baton.gateway.fleet.links.replica_link import ReplicaLink
 from baton.gateway.requests.generations.generation import Generation
-from baton.platform.machine.interpreter import spare_what_is_made, spare_what_stays
+from baton.platform.machine.interpreter import freeze_present_objects, freeze_startup_objects
 from baton.proto import replica_pb2 as pb
 from baton.proto.capacity_wire import capacity_to_proto
 from baton.router.placer import Routing
@@ -212,9 +212,9 @@ def pss() -> int:
 async def serve() -> None:
     """Serve phases until there are no more."""
     measured = MeasuredGateway()
-    spare_what_stays()  # as `platform/cluster/gateway_actor.py` does
+    freeze_present_objects()  # as `platform/cluster/gateway_actor.py` does
     warm_up = measured.fleet.warm_up
-    sparing = asyncio.create_task(spare_what_is_made(warm_up.until_begun, warm_up.until_over))
+    sparing = asyncio.create_task(freeze_startup_objects(warm_up.until_begun, warm_up.until_over))
     phases: dict[str, Phase] = {
         "start": measured.start,
         "idle": measured.idle,

@@ -63,7 +63,7 @@ def measure(num_replicas: int, num_blocks: int, num_gateways: int, *, is_busy: b
         found |= ask(pipes, "vanish", left)
         fakes.restart()
         found |= ask(pipes, "restarted", left)
-        fakes.stand_still()
+        fakes.suspend()
         return found | ask(pipes, "words", left)
 
 
@@ -114,7 +114,7 @@ class FakeReplicas:
         for process in self._processes:
             self._port(process)
 
-    def stand_still(self) -> None:
+    def suspend(self) -> None:
         """Pause all replicas; connections last for some seconds."""
         for process in self._processes:
             process.send_signal(signal.SIGSTOP)

@@ -131,18 +131,18 @@ def least_percentile_s(arrived_s: Numbers, work_s: Numbers, num_replicas: int) -
     num_late = len(work_s) - 1 - int(PERCENT / 100.0 * (len(work_s) - 1))
     low_s = float(np.percentile(work_s, PERCENT))
     high_s = low_s
-    while num_must_be_late(arrived_s, work_s, num_replicas, high_s, num_late) > num_late:
+    while min_num_late(arrived_s, work_s, num_replicas, high_s, num_late) > num_late:
         low_s, high_s = high_s, 2.0 * high_s
     while high_s - low_s > RELATIVE_ERROR * low_s:
         middle_s = (low_s + high_s) / 2.0
-        if num_must_be_late(arrived_s, work_s, num_replicas, middle_s, num_late) > num_late:
+        if min_num_late(arrived_s, work_s, num_replicas, middle_s, num_late) > num_late:
             low_s = middle_s
         else:
             high_s = middle_s
     return low_s
 
 
-def num_must_be_late(
+def min_num_late(
     arrived_s: Numbers, work_s: Numbers, num_replicas: int, within_s: float, most: int
 ) -> int:
     """The least number that ends later than `within_s` after arrival; or any number above `most`.

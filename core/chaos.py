@@ -1,6 +1,6 @@
 """Faults on purpose: drawn from a seed, at named points where things cross a process.
 
-    rules, seed --> Chaos --draw(point)--> a rule that strikes now, or None
+    rules, seed --> Chaos --draw(point)--> a rule whose fault is due, or None
                       ^ set(): a live system can be told other rules
 
 Each rule draws from a stream of its own, named by seed, process, and place in the list: what one
@@ -56,7 +56,7 @@ POINTS: Mapping[str, frozenset[Fault]] = {
     "registry.watch": frozenset((Fault.DELAY, Fault.CUT)),
     "kv_events": frozenset((Fault.DROP, Fault.DELAY, Fault.DUPLICATE, Fault.REORDER, Fault.CUT)),
 }
-"""Where faults can strike, and which make sense there."""
+"""Points where faults can be injected, and which faults make sense there."""
 AT_GATEWAYS = frozenset(("registry.watch",))
 """The points that gateways pass; replicas pass the others."""
 
@@ -67,7 +67,7 @@ class ChaosRule:
     """One of `POINTS`."""
     fault: Fault
     rate: float = 0.01
-    """How often it strikes, of the times the point is passed."""
+    """Share of the passes of the point in which the fault is injected."""
     delay_s: float = 0.05
     """The length of a delay, or of a partition."""
     max_times: int | None = None
@@ -105,7 +105,7 @@ class Chaos:
         name: str = "",
         kill: Callable[[], None] = kill_this_process,
     ) -> None:
-        self.strikes: Counter[tuple[str, Fault]] = Counter()
+        self.injected: Counter[tuple[str, Fault]] = Counter()
         """Faults made since the process began, by point and fault."""
         self.name = name
         self.kill = kill
@@ -141,33 +141,34 @@ class Chaos:
         }
 
     def draw(self, point: str) -> ChaosRule | None:
-        """The rule that strikes at `point` this time. One that kills does not return."""
-        struck: ChaosRule | None = None
+        """The rule whose fault is to be injected at `point` this time. A fault that kills does not
+        return."""
+        drawn: ChaosRule | None = None
         for number, (rule, random) in enumerate(self._armed):
-            # Every rule of the point draws, whether or not an earlier one struck.
-            if rule.at != point or random.random() >= rule.rate or struck is not None:
+            # Every rule of the point draws, whether or not an earlier one was drawn.
+            if rule.at != point or random.random() >= rule.rate or drawn is not None:
                 continue
             left = self._num_left.get(number)
             if left == 0:
                 continue
             if left is not None:
                 self._num_left[number] = left - 1
-            struck = rule
-        if struck is not None:
-            self.strikes[point, struck.fault] += 1
-            if struck.fault is Fault.KILL:
+            drawn = rule
+        if drawn is not None:
+            self.injected[point, drawn.fault] += 1
+            if drawn.fault is Fault.KILL:
                 self.kill()
-        return struck
+        return drawn
 
     def pick(self, below: int) -> int:
-        """Where a fault strikes, of `below` places; follows from how many struck before."""
-        return Random(f"{self.name}/{self.strikes.total()}").randrange(below)
+        """Which of `below` places gets the fault; follows from the number of faults before."""
+        return Random(f"{self.name}/{self.injected.total()}").randrange(below)
 
     def as_metrics(self) -> dict[str, float]:
         """This process's chaos counters, by Prometheus name."""
-        if not self.is_on and not self.strikes:
+        if not self.is_on and not self.injected:
             return {}
         return {
             "chaos_rules": len(self._armed),
-            "chaos_faults_total": self.strikes.total(),
+            "chaos_faults_total": self.injected.total(),
         }

@@ -18,6 +18,6 @@ def home() -> Path:
         return Path("/")
 
 
-def settle_home() -> None:
+def set_home() -> None:
     """Set HOME, for this process and those it starts: Ray's look nowhere else."""
     os.environ["HOME"] = str(home())

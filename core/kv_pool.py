@@ -141,7 +141,7 @@ class NameFollower(Protocol):
     def named(self, name: bytes) -> None:
         """A block of this name is full and computed, perhaps one more of several."""
 
-    def struck(self, name: bytes) -> None:
+    def invalidated(self, name: bytes) -> None:
         """What was computed under this name is wrong: whoever has a copy must drop it."""
 
 

@@ -49,7 +49,7 @@ class Departures:
         try:
             if generating is not None:
                 limit_s = min(message.time_left_ms / 1e3, self.max_wait_s)
-                await _until_it_can_leave(generating, limit_s)
+                await _wait_until_movable(generating, limit_s)
             async with aclosing(self.lender.lend(message, hold)) as loan:
                 async for offered in loan:
                     yield offered
@@ -83,7 +83,7 @@ class Departures:
             num_tokens = _num_common(request.tokens[: request.num_computed], message.tokens)
             if num_tokens < len(message.tokens):
                 num_tokens -= num_tokens % block_size  # what follows is not theirs, or not there
-            self.engine.land()  # what is shared is not written to any more
+            self.engine.synchronize()  # what is shared is not written to any more
             pool.share(request.holder, lease, pool.layout.num_blocks_for(num_tokens))
             self.engine.abort(generating.engine_id)
         if not num_tokens:  # preempted, say: its full blocks may still be cached
@@ -91,7 +91,7 @@ class Departures:
         return num_tokens
 
 
-async def _until_it_can_leave(generating: Generating, limit_s: float) -> None:
+async def _wait_until_movable(generating: Generating, limit_s: float) -> None:
     """KV on its way here is awaited; what has not begun to come is not."""
     task = generating.task
     if task is None or task.done():

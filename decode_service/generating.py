@@ -109,7 +109,7 @@ class Generating:
             tenant=self.message.tenant,
             cache_points=self.message.cache_points,
             priority=self.message.priority,
-            matcher=None if self.matcher is None else await self.matcher.behind(output),
+            matcher=None if self.matcher is None else await self.matcher.after(output),
             pooling=self.message.pooling,
         )
         return self.request

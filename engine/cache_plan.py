@@ -104,8 +104,8 @@ def plan_cache(
     )
     own = loaded.own(layout)
     if name == "cpu":
-        beside = open_bytes(own, loaded.info.dtype, plan.limits) if layout.is_int4 else 0
-        return plan.with_blocks(_num_blocks(config.cache, own, CPU_CACHE_BYTES, beside))
+        other_bytes = open_bytes(own, loaded.info.dtype, plan.limits) if layout.is_int4 else 0
+        return plan.with_blocks(_num_blocks(config.cache, own, CPU_CACHE_BYTES, other_bytes))
     gpu = CudaDevice(name) if gpu is None else gpu
     passes = measure(loaded, own, plan.widest_limits, gpu, taps)
     draft_bytes = _draft_bytes(config, plan.max_drafted, loaded.info.num_logits)
@@ -141,16 +141,18 @@ def _draft_bytes(config: EngineConfig, max_drafted: int, num_logits: int) -> int
     return 4 * max_drafted * num_logits
 
 
-def _num_blocks(config: CacheConfig, layout: KvLayout, memory_bytes: int, beside: int = 0) -> int:
+def _num_blocks(
+    config: CacheConfig, layout: KvLayout, memory_bytes: int, other_bytes: int = 0
+) -> int:
     """Number of blocks of the cache. `memory_bytes` is used if the configuration gives neither a
-    number nor a size; `beside` bytes of it are left for the unquantized copies of open blocks."""
+    number nor a size; `other_bytes` of it are left for the unquantized copies of open blocks."""
     if config.num_blocks is not None:
         return config.num_blocks
     if config.memory_gib is not None:
         memory_bytes = int(config.memory_gib * (1 << 30))
-    num_blocks = num_blocks_in(memory_bytes - beside, layout)
+    num_blocks = num_blocks_in(memory_bytes - other_bytes, layout)
     if num_blocks < 1:
-        open_blocks = f" and {beside} bytes of open blocks" if beside else ""
+        open_blocks = f" and {other_bytes} bytes of open blocks" if other_bytes else ""
         raise InvalidConfig(
             f"{memory_bytes} bytes of cache do not hold one block of {layout.block_bytes} bytes"
             f"{open_blocks}; raise cache.memory_gib or, on a GPU, lower scheduler.max_batch_tokens"

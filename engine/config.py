@@ -67,7 +67,7 @@ class SchedulerConfig:
     prefill_chunk: int | None = None
     """The most tokens of one prompt in one forward pass (chunked prefill). None: up to
     `max_batch_tokens`."""
-    step_ahead: Literal["auto", "on", "off"] = "auto"
+    async_scheduling: Literal["auto", "on", "off"] = "auto"
     """Async scheduling: begin a decode pass before the tokens of the previous one are read, so that
     the device computes while they are sent. `auto`: where decode passes are CUDA graphs."""
     micro_batch_tokens: int = 64

@@ -4,7 +4,8 @@
                  layer, on_layer, between_layers, layer, ...
 
 The services take part in a step through the hooks that they pass in: see `baton.engine.step_hooks`.
-The previous step may already have launched a decode pass: see `baton.engine.schedule.step_ahead`.
+The previous step may already have launched a decode pass: see
+`baton.engine.schedule.async_scheduling`.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from baton.engine.request.prompt_reading import read_prompts
 from baton.engine.request.request import Phase, Request, ending_of, finish_reason
 from baton.engine.request.request_check import check_request
 from baton.engine.request.step_report import EngineStats, RequestOutput, StepReport
+from baton.engine.schedule.async_scheduling import PassesInFlight, is_async
 from baton.engine.schedule.drafted_chunks import Drafts, ScheduledChunk
 from baton.engine.schedule.persistent_batch import PersistentBatch
 from baton.engine.schedule.scheduler import Scheduler
-from baton.engine.schedule.step_ahead import StepAhead, goes_ahead
 from baton.engine.schedule.step_fit import work_of
 from baton.engine.speculation.draft_turn import DraftTurn
 from baton.engine.speculation.draws import Draws
@@ -98,10 +99,10 @@ class Engine:
         )
         self.max_chunk = config.scheduler.max_chunk
         self._scheduler = Scheduler(self.pool, config.scheduler, num_open=runner.cache.num_open)
-        self._ahead = StepAhead(
+        self._in_flight = PassesInFlight(
             self._scheduler,
             self.info.eos_token_ids,
-            is_on=goes_ahead(config.scheduler.step_ahead, runner),
+            is_on=is_async(config.scheduler.async_scheduling, runner),
         )
         self._answers = Answers(
             clock=clock,
@@ -187,22 +188,22 @@ class Engine:
             self.stats.num_aborted += 1
         return request
 
-    def land(self) -> None:
+    def synchronize(self) -> None:
         """Wait until nothing is computed: until the next step no block of a request is written."""
-        self._ahead.land()
+        self._in_flight.synchronize()
 
     def step(self, hooks: StepHooks = ALONE) -> StepReport:
         """Run one forward pass over the chunks that the scheduler chooses, if any."""
         started_at, num_preempted = self.clock(), self._scheduler.num_preempted
-        turn, is_in_flight = self._turn, self._ahead.persistent_batch is not None
+        turn, is_in_flight = self._turn, self._in_flight.persistent_batch is not None
         drafts = turn.begin(self.speculation, self._scheduler, is_in_flight=is_in_flight)
         drafted_at = self.clock()
         chunks, first_scheduled = self._schedule(drafted_at, drafts, hooks)
         scheduled_at = self.clock()
-        batch = self._ahead.persistent_batch or self._scheduler.persistent_batch
+        batch = self._in_flight.persistent_batch or self._scheduler.persistent_batch
         work = work_of(chunks, batch)
-        if batch is not None and self._may_go_ahead(batch):
-            self._ahead.launch(batch, self.runner, goes_on=self._goes_on)
+        if batch is not None and self._may_launch(batch):
+            self._in_flight.launch(batch, self.runner, launch_next=self._may_launch_next)
             forwarded_at = self.clock()
             outputs = self._read(batch, chunks, hooks)
         else:
@@ -235,26 +236,30 @@ class Engine:
             self.speculation.learn(report, sampled_at - started_at)
         return report
 
-    def _may_go_ahead(self, batch: PersistentBatch) -> bool:
+    def _may_launch(self, batch: PersistentBatch) -> bool:
         """Whether to launch ahead: no drafter reads such a pass. One may be in flight already."""
-        if self._ahead.persistent_batch is not None:
+        if self._in_flight.persistent_batch is not None:
             return True
-        return not self._turn.is_read and self._ahead.takes(batch, self.runner)
+        return not self._turn.is_read and self._in_flight.takes(batch, self.runner)
 
     @property
-    def _goes_on(self) -> bool:
+    def _may_launch_next(self) -> bool:
         """Drafts are of tokens that the host knows. Where none were found a pass is launched ahead
         of them, and then they are waited for: every second pass at least may be drafted for."""
         is_drafting = self.speculation is not None and not self.speculation.is_paused
-        return not self._turn.is_read and (not is_drafting or self._ahead.persistent_batch is None)
+        return not self._turn.is_read and (
+            not is_drafting or self._in_flight.persistent_batch is None
+        )
 
     def _schedule(
         self, now: float, drafts: Drafts, hooks: StepHooks
     ) -> tuple[list[ScheduledChunk], tuple[Request, ...]]:
         """The chunks to run, and those of their requests that never ran before."""
-        self._ahead.forget_who_left()
-        if self._ahead.persistent_batch is not None:  # planned with the step before, and running
-            return self._still_running(self._ahead.persistent_batch), ()
+        self._in_flight.drop_abandoned()
+        if (
+            self._in_flight.persistent_batch is not None
+        ):  # planned with the step before, and running
+            return self._still_running(self._in_flight.persistent_batch), ()
         chunks = self._scheduler.step(hooks.reclaim, drafts, hooks.held_tenants)
         if self._scheduler.persistent_batch is not None:  # all of them have run before
             return chunks, ()
@@ -273,7 +278,7 @@ class Engine:
         self, batch: PersistentBatch, chunks: Sequence[ScheduledChunk], hooks: StepHooks
     ) -> tuple[RequestOutput, ...]:
         """Wait for the oldest pass in flight, count its tokens as computed, give out the next."""
-        found = self._ahead.read()
+        found = self._in_flight.read()
         for layer in range(self.info.num_layers):
             hooks.on_layer(layer, chunks)
             hooks.between_layers()
@@ -368,7 +373,7 @@ class Engine:
                     start,
                     table_of(request.holder)[:num_blocks],
                     num_drafted + num_wanted,
-                    request.lane,
+                    request.open_slot,
                 )
             )
         return inputs
@@ -383,7 +388,7 @@ class Engine:
 
     def _discard(self, request: Request) -> None:
         """Remove all that it computed, so that no look-up or reuse of a block finds it."""
-        self._ahead.land()
+        self._in_flight.synchronize()
         self.pool.forget(request.holder)
         self.pool.wipe(request.holder)  # what is not finite is in its blocks
         if self.speculation is not None:
@@ -393,7 +398,7 @@ class Engine:
         if self.speculation is not None:
             self.speculation.forget(request)
         if request.phase is Phase.RUNNING:
-            self._ahead.land()
+            self._in_flight.synchronize()
         del self._request_by_id[request.request_id]
         self._scheduler.finish(request)
 

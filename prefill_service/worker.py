@@ -193,7 +193,7 @@ class PrefillWorker:
         try:
             grammar = message.sampling.grammar
             if grammar is not None:
-                prompt.request.matcher = await self.core.matchers.begin(grammar).behind(
+                prompt.request.matcher = await self.core.matchers.begin(grammar).after(
                     message.output
                 )
             known = (*message.prompt, *message.output)

@@ -51,8 +51,8 @@ def rules_from_proto(message: pb.ChaosRequest) -> tuple[ChaosRule, ...]:
 
 def strikes_to_proto(chaos: Chaos) -> pb.ChaosReply:
     return pb.ChaosReply(
-        strikes=[
-            pb.ChaosStrikes(at=at, fault=fault.value, num_strikes=count)
-            for (at, fault), count in sorted(chaos.strikes.items())
+        injected=[
+            pb.InjectedFaults(at=at, fault=fault.value, num_injected=count)
+            for (at, fault), count in sorted(chaos.injected.items())
         ]
     )

@@ -1411,25 +1411,25 @@ class ChaosRequest(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
-class ChaosStrikes(message.Message):
+class InjectedFaults(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     AT_FIELD_NUMBER: builtins.int
     FAULT_FIELD_NUMBER: builtins.int
-    NUM_STRIKES_FIELD_NUMBER: builtins.int
+    NUM_INJECTED_FIELD_NUMBER: builtins.int
     at: builtins.str
     fault: builtins.str
-    num_strikes: builtins.int
+    num_injected: builtins.int
     def __init__(
         self,
         *,
         at: builtins.str = ...,
         fault: builtins.str = ...,
-        num_strikes: builtins.int = ...,
+        num_injected: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["at", b"at", "fault", b"fault", "num_strikes", b"num_strikes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["at", b"at", "fault", b"fault", "num_injected", b"num_injected"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1437,19 +1437,19 @@ class ChaosStrikes(message.Message):
 class ChaosReply(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
-    STRIKES_FIELD_NUMBER: builtins.int
+    INJECTED_FIELD_NUMBER: builtins.int
     @builtins.property
-    def strikes(self) -> containers.RepeatedCompositeFieldContainer[ChaosStrikes]:
+    def injected(self) -> containers.RepeatedCompositeFieldContainer[InjectedFaults]:
         """since the process began"""
 
     def __init__(
         self,
         *,
-        strikes: abc.Iterable[ChaosStrikes] | None = ...,
+        injected: abc.Iterable[InjectedFaults] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["strikes", b"strikes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["injected", b"injected"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -139,7 +139,7 @@ class ReplicaCore:
         self.thread.start()
         if self._huge is not None:
             self._huge.start(lambda: self.engine.has_work)
-        self._housekeeping = asyncio.create_task(self._keep_house())
+        self._housekeeping = asyncio.create_task(self._run_housekeeping())
 
     async def stop(self) -> None:
         if self._housekeeping is not None:
@@ -265,7 +265,7 @@ class ReplicaCore:
             "step_times_age_seconds": times.age_s,
         }
 
-    async def _keep_house(self) -> None:
+    async def _run_housekeeping(self) -> None:
         while self.thread.failure is None:
             is_at_rest = not (self.engine.has_work or self.kv.num_leased_blocks)
             await asyncio.sleep(REST_CHECK_S if is_at_rest else EXPIRY_CHECK_S)

@@ -70,7 +70,7 @@ def why_here(request: PlacementRequest, choice: Choice, limit: int) -> str:
     return f"{num_missing} of {request.num_tokens} tokens uncached: computed locally"
 
 
-def why_sooner_here(
+def why_compute_locally(
     prompt: Prompt,
     decode: ReplicaView,
     peers: PoolView,

@@ -30,7 +30,7 @@ from baton.router.defaults import DEFAULT_POLICY, LOCAL_PREFILL_TOKENS
 from baton.router.eligible import but_draining, in_time, is_late, opened, ready
 from baton.router.explain.decisions import Considered
 from baton.router.fetching import held_by
-from baton.router.local_prefill import Choice, why_here, why_sooner_here
+from baton.router.local_prefill import Choice, why_compute_locally, why_here
 from baton.router.placement import Placement, PlacementRequest
 from baton.router.policies.routing_policy import RoutingPolicy
 from baton.router.prefill_queue import PrefillQueue
@@ -170,7 +170,7 @@ class Placer:
         if chosen is not None:
             return self._answers.apart(asked, options, chosen)
         there_s = self._line.at_once_s(prompt, now)
-        why = why_sooner_here(prompt, decode, peers, view, now, at_most_s=there_s)
+        why = why_compute_locally(prompt, decode, peers, view, now, at_most_s=there_s)
         if why:
             self._line.leave(prompt)
             return self._answers.here(asked, why)
@@ -211,7 +211,7 @@ class Placer:
         else:
             computes = self._cheapest(request, names, peers, view, now, decode)
             prompt = self._prompt(request, names, computes, now, is_kept=False)
-            if why_sooner_here(prompt, decode, peers, view, now):
+            if why_compute_locally(prompt, decode, peers, view, now):
                 computes = decode
         prompt = self._prompt(request, names, computes, now, is_kept=False)
         asked = Question(request, prompt, decode, is_beside, view, now)

@@ -114,7 +114,7 @@ class PrefillQueue:
             first = self._offer(candidate, offers)
         if first is None:
             return None
-        if not candidate.takes_anybody:
+        if not candidate.takes_any_prompt:
             [num_held] = self._usable([first], candidate)
             if not candidate.takes(first.prompt, num_held):
                 return None

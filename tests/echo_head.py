@@ -68,7 +68,7 @@ class EchoHead:
                 place = int(sequences.positions[row])
                 is_mask = self._is_parallel and int(hidden[row]) == MASKED
                 if is_mask:
-                    out[row] = behind(self._runner, out[row - 1].view(1, 1)).squeeze()
+                    out[row] = next_digests(self._runner, out[row - 1].view(1, 1)).squeeze()
                 elif place:
                     before = cells[table[(place - 1) // size], (place - 1) % size]
                     self.num_first += int(before != hidden[row, 0])
@@ -87,6 +87,6 @@ class EchoHead:
         return Mask(0, torch.tensor([[MASKED]]).view(torch.float32))
 
 
-def behind(runner: EchoRunner, digests: Tensor) -> Tensor:
-    """[S, 1] The digests behind the tokens that come."""
+def next_digests(runner: EchoRunner, digests: Tensor) -> Tensor:
+    """[S, 1] The digests next_digests the tokens that come."""
     return digests * MULTIPLIER_OF_INT64 + runner.logits(digests).argmax(-1, keepdim=True) + 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.echo_head import behind
+from tests.echo_head import next_digests
 from torch import Tensor
 
 from baton.engine.models.heads.medusa import MedusaHeads
@@ -18,5 +18,5 @@ class EchoMedusa(MedusaHeads):
 
     def logits(self, hidden: Tensor, number: int) -> Tensor:
         for _ in range(number + 1):
-            hidden = behind(self._runner, hidden)
+            hidden = next_digests(self._runner, hidden)
         return self._runner.logits(hidden)

@@ -159,7 +159,7 @@ class Fleet:
     def standing_still(self, at: ReplicaId) -> Iterator[Engine]:
         """A replica that takes requests in meanwhile, and runs none."""
         engine = self.engines[at]
-        step, engine.step = engine.step, _stand_still  # type: ignore[method-assign]
+        step, engine.step = engine.step, _suspend  # type: ignore[method-assign]
         try:
             yield engine
         finally:
@@ -243,7 +243,7 @@ def _by_grpc() -> DeploymentConfig:
     return override(DeploymentConfig(), {"transfer.transport": "grpc"})
 
 
-def _stand_still(hooks: StepHooks = ALONE) -> StepReport:
+def _suspend(hooks: StepHooks = ALONE) -> StepReport:
     return StepReport()
 
 

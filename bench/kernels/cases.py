@@ -141,7 +141,7 @@ def _sequences(requests: int, context: int, new: int) -> Sequences:
         block_size=BLOCK,
         max_query_len=new,
         max_context_len=context,
-        lanes=torch.arange(requests),
+        open_slots=torch.arange(requests),
     )
 
 

@@ -95,7 +95,7 @@ class Comparison:
                     self.results.add(server.name, {"start": server.start_s}, 0.0)
             for name in self._plan.measures:
                 if name in MEASURES:
-                    self._go_round(MEASURES[name], servers)
+                    self._run_round(MEASURES[name], servers)
             for server in servers:
                 if server.num_slots > 1:
                     self.results.add(server.name, {"memory": server.memory_gib()}, 0.0)
@@ -174,7 +174,7 @@ class Comparison:
             servers.append(server)
         return servers
 
-    def _go_round(self, measure: Measure, servers: Sequence[Server]) -> None:
+    def _run_round(self, measure: Measure, servers: Sequence[Server]) -> None:
         """Take one turn of each server. Of llama.cpp's two, the one with a single slot takes
         measures of one request, the other those of several."""
         chosen = [server for server in servers if self._fits(server, measure, servers)]

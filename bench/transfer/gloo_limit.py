@@ -62,7 +62,7 @@ class GlooLimit:
         """Seconds for so many bytes, from the request until the last has arrived."""
         started = time.perf_counter()
         self._pipe.send((num_bytes, is_checked))
-        self._loop.run(num_bytes, behind=sum_up if is_checked else leave_alone)
+        self._loop.run(num_bytes, after=sum_up if is_checked else leave_alone)
         return time.perf_counter() - started
 
     def close(self) -> None:
@@ -83,15 +83,15 @@ class _Loop:
         num_bytes: int,
         *,
         before: Callable[[Tensor], None] = leave_alone,
-        behind: Callable[[Tensor], None] = leave_alone,
+        after: Callable[[Tensor], None] = leave_alone,
     ) -> None:
-        """Call `before` with each buffer before it is posted, `behind` once it is done."""
+        """Call `before` with each buffer before it is posted, `after` once it is done."""
         posted: deque[tuple[Work, Tensor]] = deque()
 
         def wait_for_one() -> None:
             work, buffer = posted.popleft()
             work.wait()
-            behind(buffer)
+            after(buffer)
 
         for number in range(max(1, num_bytes // self._chunk_bytes)):
             if len(posted) == len(self._buffers):

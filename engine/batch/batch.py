@@ -36,7 +36,7 @@ class Chunk(NamedTuple):
     """The request's block table, covering at least `start + len(tokens)` tokens."""
     num_outputs: int
     """How many of `tokens`, the last ones, hidden states are wanted of: 1 to sample, 0 for none."""
-    lane: int = 0
+    open_slot: int = 0
     """A number that no other running request has. It selects the request's open blocks in a cache
     that has them (int4 KV)."""
 
@@ -72,9 +72,11 @@ def make_batch(chunks: Sequence[Chunk], block_size: int, device: torch.device | 
         output_rows.extend(range(len(tokens) - chunk.num_outputs, len(tokens)))
     query_lens = [len(chunk.tokens) for chunk in chunks]
     starts = array("q", accumulate(query_lens, initial=0))
-    lanes = array("q", [chunk.lane for chunk in chunks])
+    open_slots = array("q", [chunk.open_slot for chunk in chunks])
     made = _uploaded(
-        (tokens, output_rows, positions, starts, array("q", context_lens), lanes), tables, device
+        (tokens, output_rows, positions, starts, array("q", context_lens), open_slots),
+        tables,
+        device,
     )
     return Batch(
         tokens=made[0],
@@ -88,7 +90,7 @@ def make_batch(chunks: Sequence[Chunk], block_size: int, device: torch.device | 
             block_size=block_size,
             max_query_len=max(query_lens),
             max_context_len=max(context_lens),
-            lanes=made[5],
+            open_slots=made[5],
         ).knowing(zip(query_lens, context_lens, strict=True)),
     )
 

@@ -29,7 +29,7 @@ class Decoding(Sequence[Chunk]):
         tokens: Sequence[int],
         positions: Sequence[int],
         tables: Sequence[Sequence[int]],
-        lanes: Sequence[int],
+        open_slots: Sequence[int],
     ) -> None:
         """`tables` are the block tables of the requests themselves, which grow from turn to
         turn."""
@@ -41,7 +41,7 @@ class Decoding(Sequence[Chunk]):
         """The turn's tokens [R] int64 on the device, if the host has not read them."""
         self._tokens: Sequence[int] | None = tokens
         self._first_positions = positions
-        self._lanes = lanes
+        self._open_slots = open_slots
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -81,5 +81,5 @@ class Decoding(Sequence[Chunk]):
             start=self.position(row),
             blocks=self.tables[row],
             num_outputs=1,
-            lane=self._lanes[row],
+            open_slot=self._open_slots[row],
         )

@@ -1,7 +1,7 @@
 """The input tensors of a pass at fixed addresses; each pass overwrites the one before.
 
     tokens [T'], positions [T'], output_rows [T']      query_starts [R' + 1], context_lens [R']
-    block_tables [R', M'], lanes [R']
+    block_tables [R', M'], open_slots [R']
 
 A recorded tape (on a CPU) or CUDA graph then runs any pass that fits: at most T' tokens of R'
 requests, each of at most M' blocks. The `Batch` of a pass is views of the tensors' beginnings.
@@ -149,7 +149,7 @@ class StaticBatch:
         self._output_rows = _Words(limits.max_tokens, place)
         self._query_starts = _Words(limits.max_requests + 1, place)
         self._context_lens = _Words(limits.max_requests, place)
-        self._lanes = _Words(limits.max_requests, place)
+        self._open_slots = _Words(limits.max_requests, place)
         self._tables = block_tables(limits.max_requests, limits.max_blocks, place)
         self._filled: _Turn | None = None
         """The turn that was filled in last, if it was one of a decoding."""
@@ -246,10 +246,10 @@ class StaticBatch:
             self._tables.write(request, blocks[:num_blocks])
             width = max(width, num_blocks)
             max_query_len = max(max_query_len, query_len)
-        lanes = array("q", [chunk.lane for chunk in chunks])
+        open_slots = array("q", [chunk.open_slot for chunk in chunks])
         without_tokens = max(0, num_requests - len(chunks))
         starts.extend([starts[-1]] * without_tokens)
-        for words in (context_lens, lanes):
+        for words in (context_lens, open_slots):
             words.extend([0] * without_tokens)
         return Batch(
             tokens=_written(self._tokens, tokens),
@@ -265,7 +265,7 @@ class StaticBatch:
                 block_size=self._block_size,
                 max_query_len=max_query_len,
                 max_context_len=self._block_size * width if is_lasting else max(context_lens),
-                lanes=_written(self._lanes, lanes),
+                open_slots=_written(self._open_slots, open_slots),
             ),
         )
 

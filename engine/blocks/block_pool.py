@@ -42,7 +42,7 @@ class _Table:
     is_nameable: bool = True
     """Whether its blocks may get names. False after a reset of the cache: KV computed before must
     not be found after it."""
-    struck: frozenset[bytes] = frozenset()
+    invalid_names: frozenset[bytes] = frozenset()
     """Names whose KV turned out wrong while these blocks were being filled by a handoff. The blocks
     may be copies of it, so they must not get these names."""
 
@@ -230,7 +230,7 @@ class BlockPool:
         if table is None or not (self.is_prefix_caching and table.is_nameable):
             return
         for name in self._namer.further_names(table.names, tokens, num_full, salt):
-            if name in table.struck:
+            if name in table.invalid_names:
                 table.is_nameable = False
                 return
             self.prefixes.add(table.blocks[len(table.names)], name)
@@ -291,10 +291,10 @@ class BlockPool:
         table.is_nameable = False
         for other, filled in self._tables.items():
             if other.kind is HolderKind.LEASE:
-                filled.struck |= frozenset(table.names)
+                filled.invalid_names |= frozenset(table.names)
         for name in table.names:
             if self._follower is not None:
-                self._follower.struck(name)
+                self._follower.invalidated(name)
         for block in table.blocks:
             self.prefixes.forget(block)
 

@@ -33,7 +33,7 @@ class PinCounters:
     num_expired: int = 0
     num_displaced: int = 0
     """Pins given up for other pins, because the share for pins was used up."""
-    num_given_way: int = 0
+    num_evicted: int = 0
     """Pins given up for requests that needed the blocks."""
 
 
@@ -150,14 +150,14 @@ class BlockSupply:
         self.counters.num_expired += num_expired
         self.num_unpinned += num_expired
 
-    def give_way(self, tenant: str) -> bool:
-        """Give up the oldest pin of idle blocks that `tenant` could take without it. Returns False
+    def evict_pin(self, tenant: str) -> bool:
+        """Remove the oldest pin from idle blocks, so that `tenant` can take them. Returns False
         if there is none."""
         pin = next(self._prefixes.idle_pins(self.donors(tenant)), None)
         if pin is None:
             return False
         self._unpin(pin)
-        self.counters.num_given_way += 1
+        self.counters.num_evicted += 1
         return True
 
     def clear(self) -> None:

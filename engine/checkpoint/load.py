@@ -140,7 +140,7 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
     _check_quantize(quantize, device, wanted)
     if deterministic:
         check_deterministic(model, config, device, wanted, groups)
-    _tell_of_slowness(quantize, device, wanted)
+    _warn_if_slow(quantize, device, wanted)
     cutter = None
     stages: Stages = ()
     if groups.mesh.size > 1:
@@ -241,7 +241,7 @@ def _check_quantize(quantize: str, device: str, dtype: str) -> None:
         )
 
 
-def _tell_of_slowness(quantize: str, device: str, dtype: str) -> None:
+def _warn_if_slow(quantize: str, device: str, dtype: str) -> None:
     if quantize in AS_STORED or device != "cpu":
         return
     if not operators.runs(torch.empty(0, dtype=getattr(torch, dtype))):

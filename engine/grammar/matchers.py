@@ -1,6 +1,6 @@
 """Compiles the grammars of a service's requests in threads beside its event loop.
 
-    begin(grammar) --a thread--> at the grammar's start --behind(output)--> ready for the engine
+    begin(grammar) --a thread--> at the grammar's start --after(output)--> ready for the engine
 
 A hostile grammar may take seconds. A few threads are reserved for grammars, so that only other
 grammars wait for it.
@@ -41,7 +41,7 @@ class PendingMatcher:
         """Wait until the grammar is compiled. Raises InvalidRequest if it cannot be followed."""
         await self._compiled
 
-    async def behind(self, output: Sequence[int]) -> TokenMatcher:
+    async def after(self, output: Sequence[int]) -> TokenMatcher:
         """The matcher after it has accepted `output`. A later call must pass the same tokens and
         perhaps more. Raises InvalidRequest if the grammar does not allow them."""
         matcher = await self._compiled

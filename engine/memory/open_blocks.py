@@ -1,8 +1,11 @@
 """Memory for int4 KV blocks that are still being filled, and so not quantised yet.
 
-of each layer, and of each lane     one block, as wide as the model computes; two where drafts, of
-                                    which some are wrong, may fill one and begin the next
-of all layers, for one pass    its tokens, and what was open before (kernels/paging/int4_arena.py)
+    open rows, per layer and slot     one block in the dtype of the model; two if drafts, of which
+                                      some are wrong, may fill one and begin the next
+    pass rows, shared by all layers   the tokens of one pass, and those of the blocks that were open
+                                      before (kernels/paging/int4_arena.py)
+
+Each running request has a slot (`Request.open_slot`).
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class RanksApart(RuntimeError):
 
 
 @contextmanager
-def tried_by_all(ranks: Ranks) -> Iterator[None]:
+def collective_attempt(ranks: Ranks) -> Iterator[None]:
     """Context for what each rank tries. If one fails, all raise: RuntimeError with the reasons, or
     torch.OutOfMemoryError if that was the only cause. The body must not wait for a device with
     pending all-reduces. A single rank raises its own error. Raises RanksApart if the outcomes
@@ -55,7 +55,7 @@ def tried_by_all(ranks: Ranks) -> Iterator[None]:
         raise (torch.OutOfMemoryError if is_memory else RuntimeError)("; ".join(reasons)) from own
 
 
-def said_by_all(ranks: Ranks, number: int) -> list[int]:
+def gather_numbers(ranks: Ranks, number: int) -> list[int]:
     """The numbers of all ranks, in order. Raises RanksApart if one is missing."""
     if not isinstance(ranks, RankGroup):
         return [number]

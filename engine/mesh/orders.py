@@ -1,6 +1,6 @@
 """The lead's orders to the other ranks, encoded as integers.
 
-pass     1, chunks, then of each:  tokens, start, blocks, outputs, lane,  the tokens, the blocks
+pass     1, chunks, then of each:  tokens, start, blocks, outputs, open slot; the tokens; the blocks
 head     2, rows, width            the hidden states follow
 stop     3
 join     4                         take part in a pass of other engines
@@ -124,7 +124,7 @@ def _chunk_words(kind: int, chunks: Sequence[Chunk]) -> array[int]:
     words = array("q", (kind, len(chunks)))
     for chunk in chunks:
         num_tokens, num_blocks = len(chunk.tokens), len(chunk.blocks)
-        words.extend((num_tokens, chunk.start, num_blocks, chunk.num_outputs, chunk.lane))
+        words.extend((num_tokens, chunk.start, num_blocks, chunk.num_outputs, chunk.open_slot))
         words.extend(chunk.tokens)
         words.extend(chunk.blocks)
     return words
@@ -169,11 +169,11 @@ def read_order(words: Sequence[int]) -> Order:
 def _chunks(words: Sequence[int]) -> tuple[Chunk, ...]:
     chunks, at = [], 2
     for _ in range(words[1]):
-        num_tokens, start, num_blocks, num_outputs, lane = words[at : at + _FIELDS]
+        num_tokens, start, num_blocks, num_outputs, open_slot = words[at : at + _FIELDS]
         tokens = at + _FIELDS
         blocks = tokens + num_tokens
         at = blocks + num_blocks
-        chunks.append(Chunk(words[tokens:blocks], start, words[blocks:at], num_outputs, lane))
+        chunks.append(Chunk(words[tokens:blocks], start, words[blocks:at], num_outputs, open_slot))
     if at != len(words):
         raise ValueError(f"a pass of {at} words, told in {len(words)}")
     return tuple(chunks)

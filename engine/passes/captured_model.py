@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from baton.engine.batch.batch import Batch, Chunk, ignore_layer
 from baton.engine.batch.static_batch import PassLimits
 from baton.engine.memory.kv_cache import KvCache
-from baton.engine.mesh.attempt import tried_by_all
+from baton.engine.mesh.attempt import collective_attempt
 from baton.engine.mesh.ranks import ALONE, Ranks
 from baton.engine.models.skeleton.decoder import Decoder
 from baton.engine.models.skeleton.taps import AuxHiddenStates
-from baton.engine.passes.graph_capture import Capture, Graph, Outputs, launched_by_all
+from baton.engine.passes.graph_capture import Capture, Graph, Outputs, collective_launch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,10 +71,10 @@ class CapturedModel:
         the graph.
 
         Raises torch.OutOfMemoryError if a rank lacks memory, RuntimeError if it fails for another
-        reason, and what `launched_by_all` raises.
+        reason, and what `collective_launch` raises.
         """
-        with launched_by_all(self.ranks):
+        with collective_launch(self.ranks):
             self.capture.prepare(run)
-        with tried_by_all(self.ranks):
+        with collective_attempt(self.ranks):
             made = self.capture(run)
         return made

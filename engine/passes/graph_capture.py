@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from baton.core.errors import InvalidConfig
-from baton.engine.mesh.attempt import RanksApart, tried_by_all
+from baton.engine.mesh.attempt import RanksApart, collective_attempt
 from baton.engine.mesh.ranks import RankGroup, Ranks
 
 Outputs = tuple[Tensor, ...]
@@ -47,12 +47,12 @@ class Capture(Protocol):
 
 
 @contextmanager
-def launched_by_all(ranks: Ranks) -> Iterator[None]:
+def collective_launch(ranks: Ranks) -> Iterator[None]:
     """A context in which each rank launches its part of a pass without waiting for the device.
-    Raises what `tried_by_all` raises, except that with several ranks a failure of one becomes
+    Raises what `collective_attempt` raises, except that with several ranks a failure of one becomes
     InvalidConfig, because none can go on."""
     try:
-        with tried_by_all(ranks):
+        with collective_attempt(ranks):
             yield
     except RanksApart:
         raise

@@ -9,10 +9,10 @@ from torch import Tensor
 from baton.engine.batch.batch import Chunk, ignore_layer, make_batch
 from baton.engine.batch.static_batch import GraphSize
 from baton.engine.memory.kv_cache import KvCache
-from baton.engine.mesh.attempt import RanksApart, said_by_all, tried_by_all
+from baton.engine.mesh.attempt import RanksApart, collective_attempt, gather_numbers
 from baton.engine.passes.captured_model import CapturedModel
 from baton.engine.passes.cuda_graphs import DecodeGraphs
-from baton.engine.passes.graph_capture import launched_by_all
+from baton.engine.passes.graph_capture import collective_launch
 
 TOLERANCE = 2e-2
 """Relative tolerance between a graph and the model: products may be split differently for other
@@ -44,7 +44,7 @@ def disagreement(graphs: DecodeGraphs) -> str | None:
     for block in range(min(cache.num_blocks, len(past) + num_written)):
         for plane in range(cache.layout.num_planes):
             cache.clear_tail(block, plane, 0)
-    if all(said_by_all(ranks, not reason)):
+    if all(gather_numbers(ranks, not reason)):
         return None
     return reason or "the graphs of another rank gave other results than the model"
 
@@ -54,10 +54,10 @@ def _difference(graphs: DecodeGraphs, past: range) -> str:
     ranks compute them, too."""
     captured, reason = graphs.captured, ""
     model, cache, taps, ranks = captured.model, captured.cache, captured.taps, captured.ranks
-    with launched_by_all(ranks):
+    with collective_launch(ranks):
         write_past(past, captured)
     for size in _checked(graphs.sizes):
-        with launched_by_all(ranks):
+        with collective_launch(ranks):
             most = (graphs.max_context - size.run) // cache.layout.block_size
             chunks = _checked_rows(size, past[:most], len(past), captured)
             hidden = graphs.forward(chunks, size)
@@ -67,7 +67,7 @@ def _difference(graphs: DecodeGraphs, past: range) -> str:
             batch = make_batch(chunks, cache.layout.block_size, cache.device)
             wanted: Tensor = model(batch, cache.layers, ignore_layer, taps)
             expected = (wanted, model.logits(wanted), *(() if taps is None else taps.found))
-        with tried_by_all(ranks):
+        with collective_attempt(ranks):
             if not all(map(agree, found, expected)):
                 reason = (
                     f"the graph of {size.num_requests} requests of {size.run} tokens gave "

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from baton.engine.batch.batch import Chunk, ignore_layer, make_batch
-from baton.engine.mesh.attempt import RanksApart, said_by_all, tried_by_all
-from baton.engine.passes.graph_capture import launched_by_all
+from baton.engine.mesh.attempt import RanksApart, collective_attempt, gather_numbers
+from baton.engine.passes.graph_capture import collective_launch
 from baton.engine.passes.graph_check import agree, past_of, write_past
 from baton.engine.passes.mixed_graphs import MixedGraphs
 
@@ -29,7 +29,7 @@ def mixed_disagreement(graphs: MixedGraphs) -> str | None:
     checked = [_requests(size, past, graphs) for size in _checked(graphs.sizes)]
     reason = ""
     try:
-        with launched_by_all(ranks):
+        with collective_launch(ranks):
             write_past(past, graphs.captured)
         for chunks, size in zip(checked, _checked(graphs.sizes), strict=True):
             if chunks and not _is_alike(graphs, chunks, size):
@@ -42,7 +42,7 @@ def mixed_disagreement(graphs: MixedGraphs) -> str | None:
     for block in {*past, *written}:
         for plane in range(cache.layout.num_planes):
             cache.clear_tail(block, plane, 0)
-    if all(said_by_all(ranks, not reason)):
+    if all(gather_numbers(ranks, not reason)):
         return None
     return reason or "the graphs of another rank gave other results than the model"
 
@@ -50,7 +50,7 @@ def mixed_disagreement(graphs: MixedGraphs) -> str | None:
 def _is_alike(graphs: MixedGraphs, chunks: Sequence[Chunk], size: int) -> bool:
     captured = graphs.captured
     model, cache, taps, ranks = captured.model, captured.cache, captured.taps, captured.ranks
-    with launched_by_all(ranks):
+    with collective_launch(ranks):
         hidden = graphs.forward(chunks, size)
         found = (hidden, *(() if taps is None else taps.found))
         # Padded like the graph: with another number of tokens products may be split differently,
@@ -60,7 +60,7 @@ def _is_alike(graphs: MixedGraphs, chunks: Sequence[Chunk], size: int) -> bool:
         wanted: Tensor = model(batch, cache.layers, ignore_layer, taps)
         expected = (wanted, *(() if taps is None else taps.found))
     is_alike = False
-    with tried_by_all(ranks):
+    with collective_attempt(ranks):
         is_alike = all(map(agree, found, expected))
     return is_alike
 

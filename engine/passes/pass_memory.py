@@ -35,7 +35,7 @@ from baton.engine.checkpoint.load import LoadedModel
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.moe import MoeFeedForward
 from baton.engine.memory.kv_cache import KvCache
-from baton.engine.mesh.attempt import said_by_all, tried_by_all
+from baton.engine.mesh.attempt import collective_attempt, gather_numbers
 from baton.engine.mesh.ranks import Ranks
 from baton.engine.models.skeleton.taps import AuxHiddenStates
 from baton.engine.passes.captured_model import CapturedModel
@@ -144,7 +144,7 @@ def measure(
     )
 
     def compute(chunks: Sequence[Chunk]) -> Tensor:
-        with tried_by_all(ranks):
+        with collective_attempt(ranks):
             batch = make_batch(chunks, layout.block_size, cache.device)
             logits: Tensor = loaded.model.logits(loaded.model(batch, cache.layers, ignore_layer))
         return logits
@@ -156,7 +156,7 @@ def measure(
         rows = [SamplingRow(DRAWN, (0,), ()) for _ in range(len(logits))]
         # Drafts are verified by the published rule, which needs the most memory.
         drafted = [0] * (len(logits) - 1) if limits.max_drafted else ()
-        with tried_by_all(ranks):
+        with collective_attempt(ranks):
             draw(logits, SamplingPlan(rows, cache.device, drafted), loaded.info.eos_token_ids)
 
     try:
@@ -210,13 +210,13 @@ def _with_graphs(
 def _largest_of(costs: GraphCosts | None, ranks: Ranks) -> GraphCosts | None:
     """The largest costs of all ranks; None if one of them has no graphs. A collective."""
     known = GraphCosts(0, 1, 0, 0) if costs is None else costs
-    if not all(said_by_all(ranks, costs is not None)):
+    if not all(gather_numbers(ranks, costs is not None)):
         return None
     return replace(  # all of them tried the same graphs
         known,
-        largest=max(said_by_all(ranks, known.largest)),
-        each_more=max(said_by_all(ranks, known.each_more)),
-        each_row=max(said_by_all(ranks, known.each_row)),
+        largest=max(gather_numbers(ranks, known.largest)),
+        each_more=max(gather_numbers(ranks, known.each_more)),
+        each_row=max(gather_numbers(ranks, known.each_row)),
     )
 
 

@@ -112,7 +112,9 @@ def record(
         return None
     try:
         taped = _record(model, cache, batch, trials.recorded, taps)
-        if trials.run_taped(taped) == trials.run_model(model) and trials.is_bare_alike(taped):
+        if trials.run_taped(taped) == trials.run_model(model) and trials.is_same_without_taps(
+            taped
+        ):
             return taped
         reason = "a part of it computes with torch"
     except NotRecordable as error:
@@ -174,7 +176,7 @@ class _Trials:
             found += [_bits(hidden), *self._tapped(), _bits(taped.logits(hidden))]
         return found + self._kv()
 
-    def is_bare_alike(self, taped: TapedModel) -> bool:
+    def is_same_without_taps(self, taped: TapedModel) -> bool:
         """Whether the tape gives the same results with taps switched off as with them on."""
         if self.taps is None:
             return True
@@ -230,8 +232,8 @@ def _trials(cache: KvCache, batch: StaticBatch, taps: AuxHiddenStates | None) ->
         recorded=[Chunk(range(NUM_TOKENS), 0, one, NUM_OUTPUTS)],
         played=[
             [Chunk(many, 0, range(num_blocks), 1)],
-            [Chunk([3, 1, 4], 0, one, 1), Chunk([5, 2], 0, other, 2, lane=1)],
-            [Chunk([6], 3, one, 1), Chunk([0], 2, other, 1, lane=1)],
+            [Chunk([3, 1, 4], 0, one, 1), Chunk([5, 2], 0, other, 2, open_slot=1)],
+            [Chunk([6], 3, one, 1), Chunk([0], 2, other, 1, open_slot=1)],
         ],
         taps=taps,
     )

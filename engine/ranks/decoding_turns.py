@@ -3,8 +3,8 @@
     turn 0       each row's token, position and block table
     turn 1 ..    the tokens, and the new blocks of rows that have grown
 
-Tokens that the lead's host has not read yet (`baton.engine.schedule.step_ahead`) go from its device
-to the others', behind the pass that they were drawn from: no host waits for them.
+Tokens that the lead's host has not read yet (`baton.engine.schedule.async_scheduling`) go from its
+device to the others', behind the pass that they were drawn from: no host waits for them.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class HeardPasses:
             [chunk.tokens[0] for chunk in chunks],
             [chunk.start for chunk in chunks],
             self._tables,
-            [chunk.lane for chunk in chunks],
+            [chunk.open_slot for chunk in chunks],
         )
         return self._decoding
 

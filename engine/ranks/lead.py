@@ -150,14 +150,14 @@ def follow(own: ModelRunner) -> None:
                 own.join()
             case Tally() | MoveExperts() as of_experts:
                 assert own.held is not None, "the lead has found experts to look at"
-                _see_to(own.held, of_experts, ranks)
+                _handle(own.held, of_experts, ranks)
             case SendAuxHiddenStates(layers):
                 own.tap(layers)
             case Stop():
                 return
 
 
-def _see_to(held: HeldExperts, order: Tally | MoveExperts, ranks: RankGroup) -> None:
+def _handle(held: HeldExperts, order: Tally | MoveExperts, ranks: RankGroup) -> None:
     match order:
         case Tally():
             added_up(held.tally(), ranks)

@@ -48,7 +48,7 @@ class Answers:
         """Append `tokens`: one drawn token, or several of which all but the last were drafted and
         computed in this pass. Those after the request's end are dropped."""
         reason, is_finished = None, False
-        if request.goes_on_behind(tokens):
+        if request.continues_after(tokens):
             request.extend(tokens)
         else:
             for num_given, token in enumerate(tokens, 1):

@@ -37,7 +37,7 @@ def cache_metrics(pool: BlockPool) -> dict[str, float]:
         "cache_pins_made_total": pins.num_pinned,
         "cache_pins_expired_total": pins.num_expired,
         "cache_pins_displaced_total": pins.num_displaced,
-        "cache_pins_given_way_total": pins.num_given_way,
+        "cache_pins_evicted_total": pins.num_evicted,
         **{f"kv_blocks_held{{tenant={_quoted(tenant)}}}": num for tenant, num in held.items()},
     }
 

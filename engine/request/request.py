@@ -95,8 +95,8 @@ class Request:
         """Stop tokens and output limit, by the limits of the engine that has the request."""
 
         self.phase = Phase.WAITING
-        self.lane = 0
-        """The scheduler's lane that this request alone has while it runs."""
+        self.open_slot = 0
+        """Where the request's open blocks are kept while it runs: the index of its slot."""
         self.num_computed = 0
         self.num_cached = 0
         """Tokens found in the prefix cache when the request was first admitted."""
@@ -176,7 +176,7 @@ class Request:
         self.output.extend(tokens)
         self.tokens.extend(tokens)
 
-    def goes_on_behind(self, tokens: Sequence[int]) -> bool:
+    def continues_after(self, tokens: Sequence[int]) -> bool:
         """Whether the request surely continues after the next `tokens`."""
         stops, num_tokens = self.ending
         return len(self.tokens) + len(tokens) < num_tokens and stops.isdisjoint(tokens)

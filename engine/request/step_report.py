@@ -19,7 +19,8 @@ class RequestOutput(NamedTuple):
     is_finished: bool
     """The engine is done with the request and has freed its blocks."""
     num_run: int
-    """Tokens run for the request so far; a copy, since the request may already be a step ahead."""
+    """Tokens run for the request so far; a copy, since the request may already be in the next
+    step."""
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     """Logprob of each token when asked for, else none."""

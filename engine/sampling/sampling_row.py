@@ -67,7 +67,7 @@ class SamplingRow:
         """Whether the draw depends on the tokens before it other than through the logits."""
         return self.has_penalties or self.has_rules
 
-    def behind(self, drafted: Sequence[int]) -> list[SamplingRow]:
+    def rows_after(self, drafted: Sequence[int]) -> list[SamplingRow]:
         """This row, and the rows after the first of `drafted`, after the first two and so on, as
         far as its grammar allows. This row is not changed."""
         if self.is_plain:  # a row that takes its best token does not depend on the output
@@ -75,22 +75,22 @@ class SamplingRow:
         masks: Sequence[Tensor | None] = [None] * len(drafted)
         if self.matcher is not None:
             masks = self.matcher.look_ahead(drafted)
-        return [self, *(self._behind(drafted[:i], mask) for i, mask in enumerate(masks, 1))]
+        return [self, *(self._after(drafted[:i], mask) for i, mask in enumerate(masks, 1))]
 
-    def ahead(self, drafted: Sequence[int]) -> SamplingRow | None:
+    def row_after(self, drafted: Sequence[int]) -> SamplingRow | None:
         """The row after all of `drafted`; None if its grammar does not allow them."""
         if self.is_plain or not drafted:
             return self
         if self.matcher is None:
-            return self._behind(drafted, None)
+            return self._after(drafted, None)
         masks = self.matcher.look_ahead(drafted)
-        return self._behind(drafted, masks[-1]) if len(masks) == len(drafted) else None
+        return self._after(drafted, masks[-1]) if len(masks) == len(drafted) else None
 
-    def _behind(self, drafted: Sequence[int], mask: Tensor | None) -> SamplingRow:
+    def _after(self, drafted: Sequence[int], mask: Tensor | None) -> SamplingRow:
         output = [*self.output, *drafted]
         row = SamplingRow(self.params, self.prompt, output, self.matcher, mask)
         if row.has_penalties:
-            row._counts = self.counts().behind(drafted)
+            row._counts = self.counts().with_tokens(drafted)
         return row
 
     def fill_mask(self, mask: Tensor) -> None:

@@ -17,7 +17,7 @@ class TokenCounts:
         self.counts = array("q", bytes(8 * len(self.tokens)))
         """How often each is in the output."""
 
-    def behind(self, tokens: Sequence[int]) -> TokenCounts:
+    def with_tokens(self, tokens: Sequence[int]) -> TokenCounts:
         """A copy that has also counted `tokens`, as if the output had grown by them."""
         copy = TokenCounts(())
         copy._place_by_token = self._place_by_token.copy()

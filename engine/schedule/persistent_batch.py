@@ -8,7 +8,7 @@ its last one are known in advance: with S tokens per block, a request with c com
 in each turn t with (c + t) % S == 0. Requests that are not due need no work besides their token.
 
 For the same reason blocks for the next turn can be allocated while this turn is still being
-computed: see `baton.engine.schedule.step_ahead`.
+computed: see `baton.engine.schedule.async_scheduling`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PersistentBatch:
             tokens=self._next_tokens(),
             positions=[request.num_computed for request in self.requests],
             tables=[pool.table(request.holder) for request in self.requests],
-            lanes=[request.lane for request in self.requests],
+            open_slots=[request.open_slot for request in self.requests],
         )
         """The batch as the model runner reads it."""
         self._plan: SamplingPlan | None = None

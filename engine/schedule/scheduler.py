@@ -90,8 +90,8 @@ class Scheduler:
         """Likewise, of the step being planned."""
         self._running: list[Request] = []
         self._max_running = min(config.max_running, config.max_batch_tokens)
-        self._lanes = list(range(self._max_running))
-        """Free lanes."""
+        self._free_slots = list(range(self._max_running))
+        """Free slots for open blocks (`Request.open_slot`)."""
         self._adopted = WaitingQueue()
         self._waiting = WaitingQueue()
         self._over_share: set[Request] = set()
@@ -191,7 +191,7 @@ class Scheduler:
             self._keep_batch(chunks)
         return chunks + admitted if admitted else chunks
 
-    def go_ahead(self, drawn: Tensor) -> bool:
+    def begin_next_turn(self, drawn: Tensor) -> bool:
         """Begin the turn after the one that is being computed; `drawn` [R] holds its input tokens
         on the device.
 
@@ -279,7 +279,7 @@ class Scheduler:
 
     @property
     def _num_joining(self) -> int:
-        """Number of adopted requests that there are free lanes for."""
+        """Number of adopted requests that there are free slots for."""
         return min(len(self._adopted), self._max_running - len(self._running))
 
     def _admit(self, running: Sequence[ScheduledChunk]) -> list[ScheduledChunk]:
@@ -292,7 +292,7 @@ class Scheduler:
             if request is None:
                 self._stuck_at = self.pool.num_releases
                 break
-            request.phase, request.lane = Phase.RUNNING, self._lanes.pop()
+            request.phase, request.open_slot = Phase.RUNNING, self._free_slots.pop()
             self._persistent_batch = None
             insort(self._running, request, key=_rank)
             kept = self._num_joining if self._is_decoding(request) else 0
@@ -413,7 +413,7 @@ class Scheduler:
         """Free some blocks for `tenant`; returns whether any were. Pinned blocks go first, as no
         request waits for them; then what `reclaim` gives back: a handoff that has not begun, or
         blocks on loan."""
-        if self.pool.supply.give_way(tenant):
+        if self.pool.supply.evict_pin(tenant):
             return True
         of_its_own = tenant if self.pool.supply.is_at_limit(tenant) else None
         return may_reclaim and self._reclaim(of_its_own)
@@ -450,7 +450,7 @@ class Scheduler:
     def _forget(self, request: Request) -> None:
         if request.phase is Phase.RUNNING:
             self._running.remove(request)
-            self._lanes.append(request.lane)
+            self._free_slots.append(request.open_slot)
             self._persistent_batch = None
         self._adopted.discard(request)
         self._waiting.discard(request)

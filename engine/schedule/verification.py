@@ -37,7 +37,7 @@ def runs_of(chunks: Sequence[ScheduledChunk]) -> list[Run]:
     first = 0
     for request, _, drafted in chunks:
         if request.awaits_token:
-            rows = request.row.behind(drafted)
+            rows = request.row.rows_after(drafted)
             logits_rows = range(first, first + len(rows))
             runs.append(Run(request, drafted[: len(rows) - 1], rows, logits_rows))
             first += 1 + len(drafted)

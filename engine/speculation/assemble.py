@@ -60,7 +60,7 @@ def _budget(
     if reader is None:
         return AdaptiveBudget(speculation.max_tokens)
     return AdaptiveBudget(
-        speculation.max_tokens, steps_before=reader.num_passes, at_once=reader.drafts_at_once
+        speculation.max_tokens, warm_up_steps=reader.num_passes, at_once=reader.drafts_at_once
     )
 
 

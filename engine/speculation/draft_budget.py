@@ -18,7 +18,7 @@ from typing import Protocol
 from baton.engine.request.step_report import StepReport
 from baton.engine.speculation.pause import Pause
 from baton.engine.speculation.payoff import Payoff, is_mixed, num_rows
-from baton.engine.speculation.watch import WORTH
+from baton.engine.speculation.watch import RESUME_GAIN
 
 PLAIN_EVERY, PLAIN_SELDOM, NUM_PLAIN = 32, 128, 2
 """After `PLAIN_EVERY` steps with drafts, `NUM_PLAIN` steps run without, to keep the time of a plain
@@ -26,9 +26,9 @@ step up to date. While drafts save a large share of the time it is after `PLAIN_
 steps are costly then, and their exact time hardly matters."""
 SURE_GAIN = 0.3
 """`PLAIN_SELDOM` applies while drafts save more than this share of the time."""
-MAX_NAP = 32.0
+MAX_SKIPPED_STEPS = 32.0
 """Most steps of a pause whose times are added up before the budget is told of them. A limit is
-needed because later steps may take longer than the one the nap was planned by."""
+needed because later steps may take longer than the one they were planned by."""
 MIN_COMPARED = 8
 """Number of compared, unverified drafts after which their gain is trusted to say that a trial would
 gain nothing."""
@@ -46,8 +46,9 @@ class DraftBudget(Protocol):
         """Whether drafting is paused, for many steps."""
 
     @property
-    def is_pause_deep(self) -> bool:
-        """Whether the pause will not end soon."""
+    def is_inactive(self) -> bool:
+        """Whether drafting is paused and its warm-up has not begun: the drafter need not read
+        passes."""
 
     @property
     def num_pauses(self) -> int:
@@ -79,11 +80,11 @@ class DraftBudget(Protocol):
     def learn(self, report: StepReport, seconds: float) -> None:
         """Take in a step that took `seconds`, with drafts or without."""
 
-    def nap_s(self, step_s: float) -> float:
+    def skippable_s(self, step_s: float) -> float:
         """Seconds of coming steps for which `learn` need not be called, if they take `step_s` each
         like the last one; 0 if it must learn from the next step."""
 
-    def slept(self, seconds: float) -> None:
+    def skipped(self, seconds: float) -> None:
         """Take in that steps of `seconds` in all are over for which `learn` was not called."""
 
     def row_price(self, num_running: int) -> float | None:
@@ -101,7 +102,7 @@ class DraftBudget(Protocol):
 class FixedBudget:
     """Always drafts and verifies `max_tokens`: for tests, and to measure a method on its own."""
 
-    is_paused = is_pause_deep = has_lost = False
+    is_paused = is_inactive = has_lost = False
     num_pauses = 0
 
     def __init__(self, max_tokens: int) -> None:
@@ -122,10 +123,10 @@ class FixedBudget:
     def learn(self, report: StepReport, seconds: float) -> None:
         """Does nothing."""
 
-    def nap_s(self, step_s: float) -> float:
+    def skippable_s(self, step_s: float) -> float:
         return 0.0
 
-    def slept(self, seconds: float) -> None:
+    def skipped(self, seconds: float) -> None:
         """Does nothing: this budget never pauses."""
 
     def row_price(self, num_running: int) -> float | None:
@@ -141,12 +142,12 @@ class FixedBudget:
 class AdaptiveBudget:
     """Drafts as many tokens as make decoding faster, and pauses drafting while none do."""
 
-    def __init__(self, max_tokens: int, *, steps_before: int = 0, at_once: bool = False) -> None:
-        """`steps_before`: number of steps at the end of a pause in which the drafter reads passes
+    def __init__(self, max_tokens: int, *, warm_up_steps: int = 0, at_once: bool = False) -> None:
+        """`warm_up_steps`: number of steps at the end of a pause in which the drafter reads passes
         again to get ready. `at_once`: the drafter makes all tokens of a draft in one pass."""
         self.max_tokens = max_tokens
         self._payoff = Payoff(max_tokens, at_once=at_once)
-        self._pause = Pause(steps_before)
+        self._pause = Pause(warm_up_steps)
         self._depth = 0
         """The last answer of `depth`; 0 if it was not asked in this step."""
         self._was_asked = self._is_refused = False
@@ -169,8 +170,8 @@ class AdaptiveBudget:
         return self._pause.is_on
 
     @property
-    def is_pause_deep(self) -> bool:
-        return self._pause.is_deep
+    def is_inactive(self) -> bool:
+        return self._pause.is_inactive
 
     @property
     def num_pauses(self) -> int:
@@ -214,8 +215,8 @@ class AdaptiveBudget:
         return best
 
     def learn(self, report: StepReport, seconds: float) -> None:
-        if self._pause.is_deep:  # step times are measured again towards the end of the pause
-            self._rest(report, seconds)
+        if self._pause.is_inactive:  # step times are measured again towards the end of the pause
+            self._add_paused_step(report, seconds)
             self._was_plain = False
             return
         was_asked, self._was_asked = self._was_asked, False
@@ -225,7 +226,7 @@ class AdaptiveBudget:
         seconds -= recall_s  # once per prompt, so a step's drafts are judged without it
         self._pause.lose(recall_s)
         if self._pause.is_on:
-            self._rest(report, seconds)
+            self._add_paused_step(report, seconds)
             self._pause.lose(draft_s)
         if self._depth and was_asked:
             self._payoff.drafts.add(self._depth, draft_s)
@@ -239,44 +240,45 @@ class AdaptiveBudget:
             gain = balance.saved_s / balance.spent_s if balance.spent_s > 0 else 0.0
             self._gain += (gain - self._gain) / 16
             self._pause.add(
-                balance, partial(self._payoff.stake, balance.num_running, self._optimistic_share)
+                balance,
+                partial(self._payoff.possible_gain, balance.num_running, self._optimistic_share),
             )
 
-    def nap_s(self, step_s: float) -> float:
-        return min(self._pause.deep_s(step_s), MAX_NAP * step_s)
+    def skippable_s(self, step_s: float) -> float:
+        return min(self._pause.skippable_s(step_s), MAX_SKIPPED_STEPS * step_s)
 
-    def slept(self, seconds: float) -> None:
-        self._pause.sleep(seconds)
+    def skipped(self, seconds: float) -> None:
+        self._pause.skip(seconds)
 
     def row_price(self, num_running: int) -> float | None:
         return self._payoff.steps.row_price(num_running)
 
     def watched(self, gain: float, num_compared: int) -> bool:
-        if gain > WORTH:
-            self._pause.wake()
+        if gain > RESUME_GAIN:
+            self._pause.end()
             return True
-        self._pause.would_gain_nothing = num_compared >= MIN_COMPARED and gain < WORTH / 2
+        self._pause.would_gain_nothing = num_compared >= MIN_COMPARED and gain < RESUME_GAIN / 2
         return False
 
     def left(self) -> None:
         self._pause.left()
 
-    def _rest(self, report: StepReport, seconds: float) -> None:
+    def _add_paused_step(self, report: StepReport, seconds: float) -> None:
         num_running = max(1, report.num_running or report.num_requests)
-        self._pause.rest(seconds, partial(self._could_pay, num_running))
+        self._pause.add_paused_step(seconds, partial(self._could_pay, num_running))
 
     def _could_pay(self, num_running: int) -> bool:
         """Whether drafts with the optimistic acceptance rate would be worth verifying."""
-        return self._payoff.stake(num_running, self._optimistic_share, is_free=True) > 0
+        return self._payoff.possible_gain(num_running, self._optimistic_share, is_free=True) > 0
 
     def _measure(self, report: StepReport, pass_s: float) -> None:
         num_drafted, payoff = report.num_drafted, self._payoff
-        payoff.is_beside_prompts = is_mixed(report)
-        if payoff.is_beside_prompts:
+        payoff.is_mixed = is_mixed(report)
+        if payoff.is_mixed:
             payoff.steps.add_mixed(num_rows(report), pass_s)
         elif num_drafted or self._was_plain:  # the first plain step is slower: it is planned anew
             payoff.steps.add(report.num_requests, num_drafted, pass_s)
-        self._was_plain = not (num_drafted or payoff.is_beside_prompts)
+        self._was_plain = not (num_drafted or payoff.is_mixed)
         self._num_drafting += bool(num_drafted)
 
     def _measures_plain(self) -> bool:

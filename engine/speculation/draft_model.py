@@ -167,7 +167,7 @@ class ModelDrafter:
 
     @torch.inference_mode()
     def _draw(self, drawing: Sequence[_Drafting], logits: Tensor) -> list[_Drafting]:
-        rows = [each.request.row.ahead(each.tokens) for each in drawing]
+        rows = [each.request.row.row_after(each.tokens) for each in drawing]
         kept = [number for number, row in enumerate(rows) if row is not None]
         if not kept:
             return []

@@ -44,21 +44,21 @@ class DraftTurn:
     ) -> Drafts:
         """Drafts for the pass that is planned next. There are none if `speculation` is None or
         paused, or if that pass `is_in_flight` already."""
-        is_idle = speculation is None or speculation.is_napping
+        is_idle = speculation is None or speculation.is_skipping
         if is_idle and speculation is self._speculation and not self.is_read:
             return NO_DRAFTS  # nothing has changed since the step before
         self.recall_s = self.read_s = 0.0
         self._speculation, self.is_read = speculation, False
         if speculation is None:
             return NO_DRAFTS
-        is_asleep = speculation.is_asleep
+        is_inactive = speculation.is_inactive
         if speculation.reader is not None:
-            self.is_read = self._features is not None or not is_asleep
+            self.is_read = self._features is not None or not is_inactive
             if speculation.reader.taps is not None:
                 speculation.reader.taps.is_on = self.is_read
         if speculation.is_paused:
             speculation.watch(scheduler.running, clock=self._clock)
-        if is_asleep or is_in_flight:
+        if is_inactive or is_in_flight:
             return NO_DRAFTS
         running, joining = scheduler.running, scheduler.joining
         drafts = speculation.draft(

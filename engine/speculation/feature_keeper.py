@@ -70,7 +70,7 @@ class FeatureKeeper:
         hidden: Tensor,
         features: FeaturePlane | None = None,
         *,
-        is_resting: bool,
+        is_paused: bool,
     ) -> None:
         """See `HiddenReader`."""
         if features is not None:

@@ -68,7 +68,7 @@ def grow(
     `has_own_noise`: draw with other noise than the model and note the distributions, as the
     published acceptance rule requires.
     """
-    rows = [draft.request.row.ahead(draft.tokens) for draft in drafts]
+    rows = [draft.request.row.row_after(draft.tokens) for draft in drafts]
     kept = [number for number, row in enumerate(rows) if row is not None]
     if not kept:
         return []
@@ -101,7 +101,7 @@ def grow_at_once(
         return
     depths = logits.shape[1]
     anything = [0] * (depths - 1)  # only the number of these tokens matters
-    rows = [row for draft in drafts for row in draft.request.row.behind(anything)]
+    rows = [row for draft in drafts for row in draft.request.row.rows_after(anything)]
     endings = [draft.request.ending.tokens for draft in drafts for _ in range(depths)]
     drawn = _draw(logits.flatten(0, 1), rows, endings, eos_token_ids, has_own_noise)
     for first, draft in enumerate(drafts):

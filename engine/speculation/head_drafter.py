@@ -105,21 +105,21 @@ class HeadDrafter:
         hidden: Tensor,
         features: FeaturePlane | None = None,
         *,
-        is_resting: bool,
+        is_paused: bool,
     ) -> None:
         given = hidden if self.taps is None else self.taps.features
-        if is_resting:
+        if is_paused:
             self._cut_drafts(shown)
-        if features is None and is_resting:
+        if features is None and is_paused:
             self._unread.append(tails(shown, given, NUM_SHOWN))
             return
         self._features, joined = features, self._head.joined(given)
         if features is not None:
             features.keep(shown, joined)
-        if is_resting:
+        if is_paused:
             return
         if self._is_short:
-            self._forget_who_was_preempted()
+            self._forget_preempted()
         self._add_unread()
         many: list[HeadReading] = []
         for each, rows in zip(shown, _split(shown, joined), strict=True):
@@ -184,7 +184,7 @@ class HeadDrafter:
         self._pool.wipe(request.holder)
         self.forget(request)
 
-    def _forget_who_was_preempted(self) -> None:
+    def _forget_preempted(self) -> None:
         """Free the blocks of preempted requests. Named blocks may still be found by them in the
         prefix cache when they run again."""
         for request in [r for r in self._readings if r.phase is not Phase.RUNNING]:

@@ -51,12 +51,12 @@ class HiddenReader(Protocol):
         hidden: Tensor,
         features: FeaturePlane | None = None,
         *,
-        is_resting: bool,
+        is_paused: bool,
     ) -> None:
         """Take in the hidden states [S, D] of a pass, rows of `shown` end to end. They are valid
         until the next pass. Requests that only want an embedding are never drafted for.
 
-        `features`: the plane to store features in, if there is one. `is_resting`: drafting is
+        `features`: the plane to store features in, if there is one. `is_paused`: drafting is
         paused for many steps, so reading must take next to no time.
         """
 

@@ -96,8 +96,8 @@ def _refine(one: _Trajectory, tokens: Sequence[int]) -> None:
     for at in range(num_right + 1, len(drawn)):
         stop = len(known) + at
         if stop >= LENGTH:
-            before, first, *behind = computed[stop - LENGTH : stop]
-            one.pool.add(before, first, (*behind, drawn[at]))
+            before, first, *continuation = computed[stop - LENGTH : stop]
+            one.pool.add(before, first, (*continuation, drawn[at]))
 
 
 def _pool_text(one: _Trajectory, tokens: Sequence[int], max_tokens: int) -> int:
@@ -120,9 +120,9 @@ def _draft(one: _Trajectory, tokens: Sequence[int], max_tokens: int) -> Draft:
         guess = one.guess(len(tokens) + len(drafted))
         match = one.pool.find(before, last, guess)
         if match is not None:
-            drafted += match.behind
+            drafted += match.continuation
             confidences += _confidences(match)
-            before, last = match.behind[-2:]
+            before, last = match.continuation[-2:]
             continue
         if guess is not None:
             token, confidence = guess, GUESSED
@@ -137,8 +137,8 @@ def _draft(one: _Trajectory, tokens: Sequence[int], max_tokens: int) -> Draft:
 
 
 def _confidences(match: Match) -> list[float]:
-    """The confidence of each token of `match.behind`."""
-    second, behind = IN_PLACE if match.is_in_place else ELSEWHERE
+    """The confidence of each token of `match.continuation`."""
+    second, later = IN_PLACE if match.is_in_place else ELSEWHERE
     if match.is_as_guessed:
         second = max(second, AS_GUESSED)
-    return [second, *[behind] * (len(match.behind) - 1)]
+    return [second, *[later] * (len(match.continuation) - 1)]

@@ -55,7 +55,7 @@ class MedusaDrafter:
         hidden: Tensor,
         features: FeaturePlane | None = None,
         *,
-        is_resting: bool,
+        is_paused: bool,
     ) -> None:
         self._shown, self._rows = tails(shown, hidden, MOST_SHOWN)
 

@@ -18,7 +18,7 @@ dropped."""
 
 
 class Match(NamedTuple):
-    behind: tuple[int, ...]
+    continuation: tuple[int, ...]
     """The n-gram's tokens after the first."""
     is_in_place: bool
     """Whether the token before the n-gram is the same as when it was seen."""
@@ -36,14 +36,14 @@ class NgramPool:
     def __len__(self) -> int:
         return self._num
 
-    def add(self, before: int, first: int, behind: tuple[int, ...]) -> None:
+    def add(self, before: int, first: int, continuation: tuple[int, ...]) -> None:
         """Add an n-gram, or make it the most recent one. `before`: the token before it, or a
         negative number if it begins the text."""
         known = self._by_first.pop(first, None) or {}
         self._by_first[first] = known
         self._num -= len(known)
-        known.pop(behind, None)
-        known[behind] = before
+        known.pop(continuation, None)
+        known[continuation] = before
         if len(known) > MAX_OF_TOKEN:
             del known[next(iter(known))]
         self._num += len(known)
@@ -54,8 +54,8 @@ class NgramPool:
         """The best n-gram that begins with `first`, which stands after `before`. `guess`: the
         guessed token after `first`. None if there is no such n-gram."""
         best, best_rank = None, (False, False)
-        for behind, stood in self._by_first.get(first, {}).items():
-            rank = stood == before, behind[0] == guess
+        for continuation, stood in self._by_first.get(first, {}).items():
+            rank = stood == before, continuation[0] == guess
             if best is None or rank >= best_rank:  # equals are more recent
-                best, best_rank = behind, rank
+                best, best_rank = continuation, rank
         return None if best is None else Match(best, *best_rank)

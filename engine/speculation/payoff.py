@@ -1,10 +1,10 @@
 """Estimates the speedup of drafts over plain decoding from the measured times of steps and of
 drafting.
 
-    depth    tokens to draft per request, where each costs time    0.6 of them accepted   -> 2
-    rows     how many of the likeliest draft tokens to verify      0.9 0.9 0.8 0.1        -> 3
-    stake    the most that could be gained                         1.2 times as fast      -> 0.2
-    balance  what one step has gained or lost, in seconds
+    depth          tokens to draft per request, where each costs time  0.6 of them accepted   -> 2
+    rows           how many of the likeliest draft tokens to verify    0.9 0.9 0.8 0.1        -> 3
+    possible gain  the most that could be gained                       1.2 times as fast      -> 0.2
+    balance        what one step has gained or lost, in seconds
 
     speedup = (running + expected accepted) / running / (time of the step / time of a plain step)
 
@@ -81,7 +81,7 @@ class Payoff:
         """`max_tokens`: most draft tokens per request. `at_once`: a draft takes one pass."""
         self.steps = StepPrices()
         self.drafts = DraftPrices(at_once=at_once)
-        self.is_beside_prompts = False
+        self.is_mixed = False
         """Whether the last step computed prompts, too."""
         self._max_tokens = max_tokens
         self._at_once = at_once
@@ -125,7 +125,7 @@ class Payoff:
                 best, best_rate = num, rate
         return best
 
-    def stake(self, num_running: int, share: float, *, is_free: bool = False) -> float:
+    def possible_gain(self, num_running: int, share: float, *, is_free: bool = False) -> float:
         """The most that drafting could gain if `share` of draft tokens were accepted: the
         best speedup of all depths, minus 1. Negative if no depth pays. `is_free`: leave out the
         time of drafting, which may change sooner than that of verification."""
@@ -167,7 +167,7 @@ class Payoff:
     def _ratio(self, num_running: int, num_drafted: int) -> float:
         """Expected time of the next step with `num_drafted` draft tokens, in times of a plain
         step."""
-        if self.is_beside_prompts:
+        if self.is_mixed:
             row_s, plain_s = self.steps.row_s, self.steps.plain_s(num_running)
             if row_s is not None and plain_s is not None:
                 return 1 + num_drafted * row_s / plain_s

@@ -53,10 +53,10 @@ class Speculation:
         self._watch = None
         if not drafter.is_costly and reader is None:
             self._watch = Watch(drafter, self._acceptance, budget.max_tokens)
-        self.is_napping = False
+        self.is_skipping = False
         """Whether drafting is paused and nothing at all is to be done in the next step."""
-        self._nap_s = self._slept_s = 0.0
-        """Seconds of steps that the nap lasts, and how many of them are over."""
+        self._skippable_s = self._skipped_s = 0.0
+        """Seconds of steps that may be skipped, and how many of them are over."""
         self._may_watch = False
         """Whether drafts could be compared in the last step in which that was due."""
         self._confidences: dict[Request, Sequence[float]] = {}
@@ -83,10 +83,10 @@ class Speculation:
         )
 
     @property
-    def is_asleep(self) -> bool:
+    def is_inactive(self) -> bool:
         """Whether drafting is paused and the end of the pause is not near, so that in this step
         `draft` and `read` need not be called."""
-        return self._budget.is_pause_deep
+        return self._budget.is_inactive
 
     def draft(
         self,
@@ -145,9 +145,9 @@ class Speculation:
         self, shown: Sequence[Shown], hidden: Tensor, features: FeaturePlane | None = None
     ) -> None:
         """Let the reader take in the hidden states [S, D] of a pass. Need not be called while
-        `is_asleep`, unless there is a plane of features."""
+        `is_inactive`, unless there is a plane of features."""
         assert self.reader is not None
-        self.reader.read(shown, hidden, features, is_resting=self.is_paused)
+        self.reader.read(shown, hidden, features, is_paused=self.is_paused)
 
     def drawn_from(self, request: Request) -> Sequence[Tensor]:
         """The distribution [V] of each token drafted for `request` in this step; empty if the
@@ -181,19 +181,19 @@ class Speculation:
 
     def learn(self, report: StepReport, seconds: float) -> None:
         """Take in a step that took `seconds`."""
-        if self.is_napping:
-            if self._slept_s + seconds < self._nap_s:
-                self._slept_s += seconds
+        if self.is_skipping:
+            if self._skipped_s + seconds < self._skippable_s:
+                self._skipped_s += seconds
                 return
-            self._wake()
+            self._end_skipping()
         was_paused = self._budget.is_paused
         self._budget.learn(report, seconds)
         if self._watch is not None:
             self._watch.allow(seconds)
             if self._budget.is_paused and not was_paused:
-                self._watch.begin_rest()
+                self._watch.begin_pause()
                 self._may_watch = True
-        self._begin_nap(seconds)
+        self._begin_skipping(seconds)
 
     def forget(self, request: Request) -> None:
         """Forget a request that has left the engine."""
@@ -202,8 +202,8 @@ class Speculation:
         self._drawn_from.pop(request, None)
         if self._watch is not None:
             self._watch.forget(request)
-        if self.is_napping:
-            self._wake()
+        if self.is_skipping:
+            self._end_skipping()
         self._budget.left()
 
     def discard(self, request: Request) -> None:
@@ -226,20 +226,20 @@ class Speculation:
             "draft_recalled_tokens_total": 0 if self.reader is None else self.reader.num_recalled,
         }
 
-    def _begin_nap(self, step_s: float) -> None:
-        """During a long pause, begin a nap until the next draft is due to be compared. Times of
-        steps are only added up until then, and taken in by `_wake`."""
-        nap_s = self._budget.nap_s(step_s)
+    def _begin_skipping(self, step_s: float) -> None:
+        """During the inactive part of a pause, skip all work until the next draft is due to be
+        compared. Times of steps are only added up until then, and taken in by `_end_skipping`."""
+        skippable_s = self._budget.skippable_s(step_s)
         if self._watch is not None and self._may_watch:
-            nap_s = min(nap_s, self._watch.due_in_s)
-        self._nap_s, self._slept_s = nap_s, 0.0
-        self.is_napping = nap_s > step_s
+            skippable_s = min(skippable_s, self._watch.due_in_s)
+        self._skippable_s, self._skipped_s = skippable_s, 0.0
+        self.is_skipping = skippable_s > step_s
 
-    def _wake(self) -> None:
-        self.is_napping = False
-        self._budget.slept(self._slept_s)
+    def _end_skipping(self) -> None:
+        self.is_skipping = False
+        self._budget.skipped(self._skipped_s)
         if self._watch is not None:
-            self._watch.allow(self._slept_s)
+            self._watch.allow(self._skipped_s)
 
     def _chosen(self, num_running: int, drafts: dict[Request, Draft]) -> Drafts:
         """The draft tokens to verify, by request: as many of the likeliest as the budget allows. If

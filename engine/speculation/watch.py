@@ -24,7 +24,7 @@ SHARE, LEAST_SHARE = 0.001, 0.00025
 """Share of the time that looking may take: at first, and at least, after many drafts in vain."""
 HALVING = 32
 """Number of drafts in vain after which the share is halved."""
-WORTH = 0.4
+RESUME_GAIN = 0.4
 """Drafting is tried again with a gain above this, in tokens per draft."""
 MIN_RUNNING = 4
 """Least number of running requests with which drafts are made: with fewer, one or two lucky drafts
@@ -54,9 +54,9 @@ class Watch:
         self._turn = 0
         self._num_in_vain = 0
         """Number of drafts compared since they last ended a pause."""
-        self.begin_rest()
+        self.begin_pause()
 
-    def begin_rest(self) -> None:
+    def begin_pause(self) -> None:
         """Forget what was compared in earlier pauses, which says nothing about this one."""
         self._kept = None
         self.gain = 0.0

@@ -205,7 +205,7 @@ class Fleet:
     def _place_as_told(self, epoch: Epoch) -> None:
         """Stop placing on a replica that is told to drain, or resume when it reports that it
         accepts."""
-        self.loads.place_as_told(epoch)
+        self.loads.apply_drain(epoch)
         self._on_change()
 
     @property

@@ -112,7 +112,7 @@ class ReplicaLoads:
         replica.heard_at_s = link.capacity_report.heard_at_s
         return True
 
-    def place_as_told(self, epoch: Epoch) -> None:
+    def apply_drain(self, epoch: Epoch) -> None:
         """Stop placing on a replica that is told to drain, or resume."""
         link, replica = self._links.get(epoch), self.replica(epoch)
         if link is not None and replica is not None:

@@ -14,7 +14,7 @@ from baton.gateway.requests.completion_request import CompletionRequest
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.generations.choices import ChoiceDelta, Completion
 from baton.gateway.requests.generations.completion_stream import Usage
-from baton.gateway.requests.generations.prompt_progress import PromptProgress, told_until_first
+from baton.gateway.requests.generations.prompt_progress import PromptProgress, with_prompt_progress
 from baton.gateway.text.served_model import ServedModel
 from baton.gateway.text.tokenizer import TextTokenizer
 from baton.proto import inference_pb2 as pb
@@ -81,7 +81,7 @@ def watched(
     if not order.returns_progress:
         return deltas
     tell = partial(gateway.dispatcher.progress, completion.first_generation)
-    return told_until_first(deltas, tell)
+    return with_prompt_progress(deltas, tell)
 
 
 def prompt_progress(progress: PromptProgress) -> pb.PromptProgress:

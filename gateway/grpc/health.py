@@ -43,13 +43,13 @@ class Health(HealthServicer):  # type: ignore[misc]  # without types
     async def Check(
         self, request: IncomingRequest[HealthCheckRequest], context: Context
     ) -> HealthCheckResponse:
-        service = (await request.read_of_anybody()).service
+        service = (await request.read_unauthenticated()).service
         if service not in self._services:
             await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such service")
         return self._response(service)
 
     async def Watch(self, request: IncomingRequest[HealthCheckRequest], context: Context) -> None:
-        service = (await request.read_of_anybody()).service
+        service = (await request.read_unauthenticated()).service
         told = None
         while True:
             changed, is_last = (

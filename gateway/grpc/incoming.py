@@ -39,7 +39,7 @@ class IncomingRequest(Generic[M]):
         config = self.timeouts.gateway.config
         return await self._read(config.body_limit_s(config.max_body_bytes))
 
-    async def read_of_anybody(self) -> M:
+    async def read_unauthenticated(self) -> M:
         """Read a small message that needs no key. Raises as `read` does."""
         return await self._read(self.timeouts.gateway.config.body_limit_s(0))
 

@@ -65,7 +65,7 @@ class GenerationBody(CommonOptions, kw_only=True, forbid_unknown_fields=True):
     resumable: bool | None = None
     """Baton's: keep the stream for a while when the connection breaks; its events carry ids."""
 
-    def rule_beside(self, form: OutputRule | None, form_field: str) -> OutputRule | None:
+    def output_rule_with(self, form: OutputRule | None, form_field: str) -> OutputRule | None:
         """The rule for the output; `form` is the rule by the API's own field. Raises
         InvalidRequest, also if two fields set a rule."""
         guided = [kind for kind in GUIDED if getattr(self, f"guided_{kind}") is not None]

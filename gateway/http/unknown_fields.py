@@ -27,7 +27,7 @@ from baton.gateway.http.request_body import (
     decode_json,
     read_body,
 )
-from baton.gateway.requests.unsupported import asks_for_nothing, ignored_fields, labels
+from baton.gateway.requests.unsupported import has_no_effect, ignored_fields, labels
 
 B = TypeVar("B", bound=msgspec.Struct)
 
@@ -106,7 +106,7 @@ def _drop_all(body: dict[str, Any], kind: type[msgspec.Struct]) -> Iterator[str]
         if value is None:
             continue
         if (remedy := remedy_for(kind, name)) is not None:
-            if asks_for_nothing(name, value):
+            if has_no_effect(name, value):
                 continue
             raise InvalidRequest(f"{name} is not supported; {remedy}", field=name)
         error = UnknownField("", name)
@@ -130,14 +130,14 @@ def _refuse_slip(error: UnknownField, kind: type[msgspec.Struct]) -> None:
         near = []  # not similar to a known name: no typing error
     else:
         near = get_close_matches(error.name, names, n=1, cutoff=LIKENESS)
-        near += [name for name in names if is_one_slip(name, error.name)]
+        near += [name for name in names if differs_in_one_letter(name, error.name)]
     if near:
         raise InvalidRequest(
             f"{error.field} is not a field Baton knows; did you mean {near[0]}?", field=error.field
         )
 
 
-def is_one_slip(name: str, other: str) -> bool:
+def differs_in_one_letter(name: str, other: str) -> bool:
     """Whether two names of at least three letters differ in exactly one."""
     num_other = sum(one != another for one, another in zip(name, other, strict=False))
     return len(name) == len(other) >= MIN_LETTERS and num_other == 1

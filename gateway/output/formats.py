@@ -108,7 +108,7 @@ def separate_calls(
     while (yield from is_call(call(), reader, out, is_sure=is_marked or out.num_calls > 0)):
         yield from reader.drop_space()
         if (yield from reader.take_word(";")):
-            if not (yield from reader.peek_behind_space()):
+            if not (yield from reader.peek_after_space()):
                 break
         elif (yield from reader.peek()) != "{":
             break

@@ -32,7 +32,7 @@ def llama4(schemas: Schemas) -> CallFormat:
 
     def parse(reader: TextReader, out: PieceWriter) -> Parse[None]:
         is_marked = yield from reader.leads_with(PYTHON_BEGIN)
-        if (yield from reader.peek_behind_space()) == "[":
+        if (yield from reader.peek_after_space()) == "[":
             yield from _list(reader, out, schemas, is_marked=is_marked)
         else:
             if not is_marked:

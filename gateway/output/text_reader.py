@@ -127,7 +127,7 @@ class TextReader:
         while (yield from self.peek()) and self._text[self._next] in SPACE:
             self._next += 1
 
-    def peek_behind_space(self) -> Parse[str]:
+    def peek_after_space(self) -> Parse[str]:
         """Read white space and peek at the next character; "" at the end. "" also if the space is
         longer than can be held; then call it again.
         """

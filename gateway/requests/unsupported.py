@@ -93,7 +93,7 @@ def unsupported_part(kind: object, path: str, known: str = "text") -> InvalidReq
     return InvalidRequest(f"{path}.type {kind!r} is not supported: {remedy}", field=f"{path}.type")
 
 
-def asks_for_nothing(name: str, value: object) -> bool:
+def has_no_effect(name: str, value: object) -> bool:
     if (neutral := NEUTRAL.get(name)) is None:
         return value is False or value in NOTHING
     return any(value == other and type(value) is type(other) for other in neutral)
@@ -106,7 +106,7 @@ def refuse_unsupported(
 ) -> None:
     """Raises InvalidRequest for the first field that asks for what Baton cannot do."""
     for name in refused_names(type(body)):
-        if not asks_for_nothing(name, getattr(body, name)):
+        if not has_no_effect(name, getattr(body, name)):
             remedy = remedy_for(name)
             reason = "is not supported" if remedy else "is not supported yet"
             raise InvalidRequest(
@@ -117,7 +117,7 @@ def refuse_unsupported(
 def ignored_fields(body: msgspec.Struct, path: str = "") -> Iterator[str]:
     """Paths of fields that have no effect here; list items share one path: `tools[].x`."""
     for name in marked_fields(type(body), IGNORED):
-        if not asks_for_nothing(name, getattr(body, name)):
+        if not has_no_effect(name, getattr(body, name)):
             yield path + name
     for name in _holders(type(body)):
         value = getattr(body, name)
@@ -135,7 +135,7 @@ def ignored_fields(body: msgspec.Struct, path: str = "") -> Iterator[str]:
 def labels(body: msgspec.Struct) -> Iterator[str]:
     """The fields that only describe the caller."""
     for name in marked_fields(type(body), LABEL):
-        if not asks_for_nothing(name, getattr(body, name)):
+        if not has_no_effect(name, getattr(body, name)):
             yield name
 
 

@@ -132,7 +132,7 @@ class ResumableStreams:
     def append(self, stream: HeldStream, event: bytes) -> None:
         """Raises Overloaded if the stream has to end for lack of memory."""
         if not self._has_room_for(cost_of(event)):
-            self._forget_what_was_sent(stream)
+            self._drop_sent(stream)
             if not self._has_room_for(cost_of(event)):
                 raise Overloaded("no memory is left to keep this stream while nobody reads it")
         self.append_last(stream, event)
@@ -197,7 +197,7 @@ class ResumableStreams:
             self.remove(oldest)
         return True
 
-    def _forget_what_was_sent(self, stream: HeldStream) -> None:
+    def _drop_sent(self, stream: HeldStream) -> None:
         if not stream.readers:
             return
         before = stream.num_bytes

@@ -50,7 +50,7 @@ def attention_weights(
 
 
 def _scores(products: Tensor, scoring: Scoring, width: int) -> Tensor:
-    """In place."""
+    """Scales and caps the products in place."""
     scale, cap = scoring.scale_of(width), scoring.softcap
     return products.mul_(scale) if cap is None else products.mul_(scale / cap).tanh_().mul_(cap)
 

@@ -1,17 +1,17 @@
-"""Attention whose sums have one order: a token has the same bits alone, in any batch, in any chunk
-of its prompt, and drafted or decoded.
+"""Batch-invariant attention: a token gets the same bits alone, in any batch, in any chunk of its
+prompt, and whether it is drafted or decoded.
 
-    a prompt's chunk     | 16 tokens | 16 tokens | 16 tokens | 7     runs of MAX_RUN at most
-    decoded, drafted     as they are
-    every run            paged_decode_gpu.py: the same tiles, splits of the same keys, all merged
+    chunk of a prompt         | 16 tokens | 16 tokens | 16 tokens | 7     runs of at most MAX_RUN
+    decode tokens, drafts     one run per request
+    every run                 paged_decode_gpu.py: same tiles, splits of the same keys, all merged
 
-What a split gives a row follows from its keys alone: they are read in tiles that begin at multiples
-of KEYS, what a row does not see leaves its sums as they were, and rows of a tile do not meet. All
-splits are of one length, and merged one after the other.
+The partial result of a split depends on its keys only: keys are read in tiles that begin at
+multiples of KEYS, masked keys leave the sums unchanged, and rows of a tile are independent. All
+splits have the same length and are merged one after the other.
 
-Slower than `paged_attention`: prompts are read in tiles half as tall, one context alone occupies
-fewer programs, and nothing is written without being merged. Partial results of a pass that would be
-more than MAX_PARTIAL_BYTES are made, and merged, some runs after the other.
+This is slower than `paged_attention`: tiles of prompts have half as many rows, a single context
+occupies fewer programs, and every result is merged. If the partial results of a pass would exceed
+MAX_PARTIAL_BYTES, its runs are processed in several parts.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from baton.kernels.paging.sequences import Sequences
 from baton.kernels.paging.window import Window
 
 SPLIT_KEYS = 1024
-"""Keys of a split. Of 131,072 there are 128, whose partial results are kept; one context of 4,096
-occupies four programs a KV head."""
+"""Keys per split. A context of 131,072 has 128 splits, whose partial results are kept; a single
+context of 4,096 occupies four programs per KV head."""
 
 
 def fixed_attention(
@@ -42,9 +42,11 @@ def fixed_attention(
     *,
     split_keys: int = SPLIT_KEYS,
 ) -> Tensor:
-    """What q [T, N, H] attends to, [T, N, H], by splits of so many keys, or more."""
+    """Attention output [T, N, H] of q [T, N, H], with splits of at least the given number of
+    keys."""
     rules = ScoringRules(scoring, window, sinks)
-    # The first tokens must fit in one split: else a window's place says in how many parts they are.
+    # The first tokens, which are visible beside a window, must fit in one split; otherwise the
+    # number of their splits would depend on the position of the window.
     split_keys = max(split_keys, triton.next_power_of_2(rules.num_first))
     out = torch.empty_like(q)
     runs = sequences.in_runs()

@@ -1,11 +1,11 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, allow-incomplete-defs
 # mypy: no-warn-return-any
-"""K and V of some tokens of a request, out of their blocks and side by side.
+"""Gathers K and V of some tokens of a request from their blocks into contiguous tensors.
 
     arena, table  -->  k, v [K, L, H]      tokens first .. stop - 1, then zeros up to L
 
-Items of 8 bits come out as what they stand for. One program 64 tokens of a head, one pass over
-memory: attention of the library reads no blocks, and this is what it costs to use it.
+8-bit items are dequantized. One program handles 64 tokens of a head. Attention of a library cannot
+read a block table, so this pass over memory is the price of using one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TOKENS = 64
 def gather_kv(
     cache: PagedCache, table: Tensor, tokens: range, length: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """k and v [K, length, H] of a request with this block table [M]."""
+    """k and v [K, length, H] of a request with the block table [M]."""
     shape = cache.num_kv_heads, length, cache.width
     k, v = torch.empty(2, *shape, dtype=dtype, device=table.device)
     _gather[triton.cdiv(length, TOKENS), cache.num_kv_heads](

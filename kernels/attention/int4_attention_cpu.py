@@ -1,4 +1,4 @@
-"""Attention to blocks of 4 bits an item, by source/int4_attention.cpp."""
+"""Compiled attention to int4 blocks; see source/attention/int4_attention.cpp."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""One layer's KV with its write and read operations, chosen once.
+"""The KV of one layer, with the write and attention operations chosen for its arena and device.
 
-    items           on a GPU                on a CPU                 where there is no operator
+    items           on a GPU                on a CPU                 without compiled operators
     wide, 8 bits    rope_kv_write_gpu       rope_kv_write_cpu        rope_kv_write.reference
                     paged_attention_gpu     paged_attention_cpu      paged_attention.by_torch
-    deterministic   fixed_attention_gpu     the same, it is so
-    4 bits          -                       int4_kv_write_cpu      rope_kv_write.reference
-                                            int4_attention_cpu     int4_attention
+    deterministic   fixed_attention_gpu     the same as above        the same as above
+    4 bits          -                       int4_kv_write_cpu        rope_kv_write.reference
+                                            int4_attention_cpu       int4_attention
 
 T new tokens, N query heads, K KV heads, H head width.
 """
@@ -42,7 +42,7 @@ Attend = Callable[[Tensor, Any, Sequences, Window, Scoring, Tensor | None], Tens
 class LayerKv:
     arena: AnyArena
     dtype: torch.dtype
-    """The dtype of heads, the model's compute dtype."""
+    """The dtype of q and of the output: the model's compute dtype."""
     num_heads: int
     """K"""
     block_size: int
@@ -55,7 +55,7 @@ class LayerKv:
 
     @classmethod
     def of(cls, arena: AnyArena, dtype: torch.dtype, *, is_deterministic: bool = False) -> LayerKv:
-        """`is_deterministic`: use a fixed order of sums on a GPU, too."""
+        """`is_deterministic`: results on a GPU must be batch-invariant."""
         if isinstance(arena, Tensor):
             _, num_heads, _, block_size, width = arena.shape
         else:
@@ -76,7 +76,7 @@ class LayerKv:
 
     @property
     def blocks(self) -> Tensor:
-        """The memory of all blocks; for int4, of the full ones."""
+        """The memory of all blocks; for int4, of the quantized ones."""
         return self.arena if isinstance(self.arena, Tensor) else self.arena.units
 
     def write(

@@ -1,16 +1,16 @@
-"""Long chunks by the attention that comes with torch: cuDNN's, or else the flash attention.
+"""Attention of long chunks with torch's libraries: cuDNN, or flash attention.
 
     keys of a chunk     | piece | piece | rest |  new tokens  |
-                          every query sees all    causal            merged by log-sum-exp
+                          visible to all queries    causal        merged by log-sum-exp
 
-Of one request at a time: its K and V are gathered out of the blocks, piece by piece, which costs
-little beside 2,000 queries or more. cuDNN plans anew for each pair of lengths, for a good part of a
-second: new tokens are padded to a multiple of LENGTH_STEP, as no query sees a key behind it, and of
-the past it is given PIECE, a half, a quarter and so on, LEAST_PIECE at least. What is left goes to
-the flash attention, which plans nothing.
+Requests are processed one at a time. K and V are gathered from the blocks piece by piece, which
+costs little with 2,000 queries or more. cuDNN makes a plan for each pair of lengths, which takes a
+good part of a second. So the number of new tokens is padded to a multiple of LENGTH_STEP (queries
+do not see the keys after them), and pieces have PIECE keys, or half of it, a quarter and so on, at
+least LEAST_PIECE. The rest is left to flash attention, which needs no plan.
 
-Neither knows soft caps, sinks, windows or a cache in blocks: kernels/attention/paged_prefill_gpu.py
-does.
+Neither library supports soft caps, sinks, windows or block tables;
+kernels/attention/paged_prefill_gpu.py does.
 
 T new tokens, N query heads, K KV heads, H head width, S tokens a block, L keys of a piece.
 """
@@ -31,18 +31,21 @@ from baton.kernels.paging.sequences import Sequences
 from baton.kernels.paging.window import within
 
 MIN_TOKENS = 2048
-"""New tokens of a request. Not measured yet: bench/gpu/__main__.py times both."""
+"""Least new tokens of a request for this path. Not measured yet: bench/gpu/__main__.py times
+both."""
 LENGTH_STEP = 512
 LEAST_PIECE = 8 * LENGTH_STEP
 PIECE = 128 * LENGTH_STEP
-"""Keys gathered at once: 256 MB for 8 heads of 128 in bfloat16."""
+"""Most keys gathered at a time: 256 MB for 8 heads of width 128 in bfloat16."""
 
 Attend = Callable[[Tensor, Tensor, Tensor, bool, float], tuple[Tensor, Tensor]]
-"""q [1, N, T, H], k and v [1, K, L, H], whether causal, scale -> as q, lse [1, N, T]."""
+"""(q [1, N, T, H], k and v [1, K, L, H], is causal, scale) -> (output like q, log-sum-exp [1, N,
+T])."""
 
 
 def takes(q: Tensor, num_kv_heads: int, sequences: Sequences, rules: ScoringRules) -> bool:
-    """Whether it is worth while to ask for the lengths, which are on the device."""
+    """Whether some request may be long enough, so that the lengths are worth copying from the
+    device."""
     return (
         sequences.max_query_len >= MIN_TOKENS
         and q.dtype is not torch.float32
@@ -61,7 +64,8 @@ def library_prefill(
     rules: ScoringRules,
     min_tokens: int = MIN_TOKENS,
 ) -> None:
-    """Fill `out` [T, N, H] at the tokens of all requests with `min_tokens` or more."""
+    """Write `out` [T, N, H] for the tokens of all requests with at least `min_tokens` new
+    tokens."""
     scale, _, _ = rules.numbers(q.shape[-1])
     start = 0
     for request, (query_len, context_len) in enumerate(sequences.lengths()):
@@ -73,7 +77,7 @@ def library_prefill(
 
 
 def _attend(q: Tensor, cache: PagedCache, table: Tensor, context_len: int, scale: float) -> Tensor:
-    """q [T, N, H], the last tokens of a request -> [T, N, H]"""
+    """q [T, N, H], the last tokens of a request, -> [T, N, H]"""
     num_tokens = len(q)
     past = context_len - num_tokens
     padding = -num_tokens % LENGTH_STEP
@@ -90,7 +94,8 @@ def _attend(q: Tensor, cache: PagedCache, table: Tensor, context_len: int, scale
 
 
 def _pieces(past: int) -> Iterator[range]:
-    """As few as may be: of PIECE keys, then halves of it, then the rest."""
+    """The fewest pieces that cover `past` keys: of PIECE keys, then of its halves, then the
+    rest."""
     first, length = 0, PIECE
     while first < past:
         while length > past - first and length > LEAST_PIECE:
@@ -108,7 +113,7 @@ def _run(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[T
 
 
 def _samples(q: Tensor, num_kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values of a length that is planned for, as they will be laid out."""
+    """Queries, keys and values of a planned length and with the strides that they will have."""
     _, num_heads, width = q.shape
     kv = q.new_empty(1, num_kv_heads, LENGTH_STEP, width)
     return q.new_empty(1, LENGTH_STEP, num_heads, width).transpose(1, 2), kv, kv

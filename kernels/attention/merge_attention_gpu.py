@@ -1,11 +1,11 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, allow-incomplete-defs
 # mypy: no-warn-return-any
-"""Two attentions of the same queries to different keys, put together.
+"""Merges two attention results of the same queries over different keys, in place.
 
-    weight = 1 / (1 + e^(lse - other_lse))      of the other: its share of both sums
+    weight = 1 / (1 + e^(lse - other_lse))      the share of `other` in both sums
     out    = out + weight (other - out)         lse = log(e^lse + e^other_lse)
 
-out and other [T, N, H], lse [N, T] float32. In place, one program a few tokens of a head.
+out and other [T, N, H], lse [N, T] float32. One program handles a few tokens of a head.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROWS = 16
 
 
 def merge_attention(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
-    """Make `out` and `lse` those of both sets of keys."""
+    """Update `out` and `lse` to cover the keys of both."""
     num_tokens, num_heads, width = out.shape
     _merge[triton.cdiv(num_tokens, ROWS), num_heads](
         out, *out.stride()[:2], lse, lse.stride(0),

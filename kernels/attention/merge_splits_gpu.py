@@ -1,14 +1,14 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, allow-incomplete-defs
 # mypy: no-warn-return-any
-"""What the splits of a context say about a token, put together in order.
+"""Merges the partial results of the splits of a context.
 
     lse = log2 sum 2^lse[s]      out = sum 2^(lse[s] - lse) partial[s]      s over all splits
 
-A sink takes part as a split without a value, and so does a split in which the token sees nothing,
-of weight 0. One program a query head and token: the tokens that R requests may have, Q each, or, in
-a graph of a pass with prompts, where most of those are not there, the tokens of the pass. Requests
-with more tokens than Q, which are attended elsewhere, are left out, and those of one split, which
-are done.
+A sink counts as a split without a value; a split in which the token sees nothing has weight 0. One
+program handles one query head of one token. The grid has Q tokens for each of R requests or, in the
+graph of a pass with prompts, where most of those do not exist, the tokens of the pass. Requests
+with more than Q tokens, whose attention is computed elsewhere, and requests of a single split,
+which need no merging, are skipped.
 
     partial [R, Q, N, splits, H], lse [R, Q, N, splits] float32    from the window's first split on
 
@@ -28,10 +28,11 @@ from baton.kernels.paging.arena_gpu import load_tile
 from baton.kernels.paging.sequences import Sequences
 
 MERGED_AT_ONCE = {False: 16, True: 1}
-"""Splits, by whether their order is fixed: of several, which are added first follows from where the
-first of them lies, and that from the tokens beside."""
+"""Splits merged at a time, by whether the order is fixed. With more than one, the order of
+additions depends on the first split, which depends on the other tokens of the request."""
 DONE_AT = {False: 1, True: 0}
-"""The splits of a request that needs no merging, likewise: there is none of so few as 0."""
+"""Number of splits of a request that needs no merging, by whether the order is fixed; 0 matches
+none."""
 
 
 def merge_splits(
@@ -44,7 +45,8 @@ def merge_splits(
     *,
     is_fixed: bool = False,
 ) -> None:
-    """Fill `out` from the splits of each request; `is_fixed`: in the same order in any pass."""
+    """Write `out` from the splits of each request. `is_fixed`: merge in the same order in every
+    pass."""
     requests, longest, num_heads, num_splits = lse.shape
     width = partial.shape[-1]
     by_token = sequences.is_captured
@@ -95,7 +97,7 @@ def _merge(
         part_lse = tl.load(lse + at + split, mask=inside, other=float("-inf"))
         part = load_tile(partial, (at + split) * WIDTH, inside, WIDTH, COLUMNS)
         new_top = tl.maximum(top, tl.max(part_lse, 0))
-        # Before the first split in which it sees anything, it stays at -inf.
+        # The maximum stays at -inf until the first split in which the token sees a key.
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
         weights = tl.exp2(part_lse - base)
         fade = tl.exp2(top - base)

@@ -1,25 +1,25 @@
 """Causal attention over a KV cache in blocks.
 
     arena of one layer   [blocks][K][2][S][H]     K, then V; one (block, head, K or V) is a *row*
-    request              its tokens 0 .. context - 1 lie in the blocks of its table, in order;
-                         the last `query_len` of them are the new tokens of this pass
+    request              tokens 0 .. context - 1 are in the blocks of its table, in order; the last
+                         `query_len` of them are the new tokens of this pass
 
-Which operation does it for an arena is chosen in kernels/attention/layer_kv.py. The new K and V are
-in the arena already (kernels/cache_write/rope_kv_write.py); each new token
-attends to all tokens of its request up to and including itself, or to those in its window
+The operation for an arena is chosen in kernels/attention/layer_kv.py. The new K and V have been
+written into the arena before (kernels/cache_write/rope_kv_write.py). Each new token attends to all
+tokens of its request up to and including itself, or to those in its window
 (kernels/paging/window.py).
 
     out = sum over keys of  weight * v        weight = e^score / (e^sink + sum over keys of e^score)
 
-A *sink* (GPT-OSS) is an additional score of a head without a key: it takes weight, and adds no
+A *sink* (GPT-OSS) is an additional score of a head without a key: it takes weight and adds no
 value.
 
-T new tokens of all requests end to end, N query heads, K KV heads (N a multiple of K), H head
-width, S tokens a block, R requests, M blocks of the longest of them.
+T new tokens of all requests, concatenated; N query heads, K KV heads (N a multiple of K), H head
+width, S tokens a block, R requests, M blocks of the longest request.
 
-Slots after the end of a request may hold anything, even NaN, and are never read. NaN within the
-request makes the outputs NaN that attend to it. On a CPU the compiled operator gives a token the
-same bits in any batch, chunk and number of threads; the fallback in torch does not.
+Slots after the end of a request may contain anything, even NaN, and are never read. A NaN within a
+request makes the outputs NaN that attend to it. The compiled CPU operator is batch-invariant, and
+independent of chunks and the number of threads; the fallback in torch is not.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ def _shape(arena: Arena, dtype: torch.dtype) -> ArenaShape:
 
 
 def _attend_decodes(q: Tensor, arena: Arena, group: AttentionGroup, rules: _Rules) -> Tensor:
-    """One new token each: q is [R, N, H]. The query heads of a KV head are its queries."""
+    """Requests with one new token each: q is [R, N, H]. The query heads of a KV head become its
+    queries."""
     requests, num_heads, width = q.shape
     k, v = _gather(arena, group, requests, q.dtype)
     kv_heads = k.shape[1]
@@ -104,7 +105,7 @@ def _attend_decodes(q: Tensor, arena: Arena, group: AttentionGroup, rules: _Rule
 
 
 def _attend_prefill(q: Tensor, arena: Arena, group: AttentionGroup, rules: _Rules) -> Tensor:
-    """Several new tokens of one request: q is [tokens, N, H]."""
+    """One request with several new tokens: q is [tokens, N, H]."""
     k, v = _gather(arena, group, 1, q.dtype)
     if group.bias is None:
         k, v = k[:, :, : len(q)], v[:, :, : len(q)]
@@ -129,7 +130,7 @@ def _attend_prefill(q: Tensor, arena: Arena, group: AttentionGroup, rules: _Rule
 def _gather(
     arena: Arena, group: AttentionGroup, requests: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """K and V of all of a group's blocks, each [R, K, M * S, H]."""
+    """K and V of all blocks of a group, each [R, K, M * S, H]."""
     if isinstance(arena, QuantizedArena):
         shape = requests, arena.units.shape[1], -1, arena.width
         keys = group.rows[: len(group.rows) // 2]  # row = 2 * unit

@@ -1,4 +1,4 @@
-"""Attention by the operator of source/attention/paged_attention.cpp."""
+"""Compiled attention; see source/attention/paged_attention.cpp."""
 
 from __future__ import annotations
 

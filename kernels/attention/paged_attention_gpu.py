@@ -1,13 +1,16 @@
-"""Which kernel attends whom: three of them share a pass, each leaving out whom it does not take.
+"""Dispatches the requests of a pass to attention kernels. Each kernel skips the requests of the
+others.
 
-one new token             paged_decode_gpu.py      split contexts; all there is in captured graphs
-MAX_RUN or fewer          the same                 in passes where nobody has more
-several                   paged_prefill_gpu.py     tiles of queries
-MIN_TOKENS or more        library_prefill_gpu.py   where the library knows the kind of attention
+    new tokens of a request
+    1                         paged_decode_gpu.py      split contexts; all in decode graphs
+    2 .. MAX_RUN              the same                 in passes where no request has more
+    2 or more                 paged_prefill_gpu.py     tiles of queries
+    MIN_TOKENS or more        library_prefill_gpu.py   if the library supports the attention
 
-So drafts that are verified beside prompts are attended as these are: such a pass is bound by
-arithmetic. One that is captured is not, and its few tokens may be the end of a long context: there
-MAX_RUN or fewer are read in splits whoever is beside them, and the rest in tiles.
+So drafts verified in a pass with prompts are handled like prompts, as such a pass is bound by
+arithmetic. A captured pass with prompts is not: its few tokens may be the end of a long context.
+There requests with at most MAX_RUN tokens use splits whatever else is in the batch, and the others
+tiles.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ def paged_attention(
     scoring: Scoring = PLAIN,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """What q [T, N, H] attends to, [T, N, H]."""
+    """Attention output [T, N, H] of q [T, N, H]."""
     rules = ScoringRules(scoring, window, sinks)
     out = torch.empty_like(q)
     if sequences.max_query_len <= MAX_RUN:

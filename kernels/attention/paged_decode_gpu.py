@@ -1,28 +1,33 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, allow-incomplete-defs
 # mypy: no-warn-return-any
-"""Attention of requests with few new tokens, one that is decoded or a draft to be verified: their
-context is cut into splits, read side by side.
+"""Attention of requests with few new tokens: a decode token, or drafts to verify. Their contexts
+are cut into splits that are processed in parallel.
 
     splits of a request    | 0 .. L - 1 | L .. 2L - 1 | ... context - 1      L keys each
-    items                  the splits of all requests, one after the other: those that there are
+    items                  the splits of all requests, concatenated
     a program              rows of one KV head; every W-th item
-    a row                  one query head of one new token; those before it are all it sees
-    of each split          softmax within it [rows, H] and log2 of its total weight
+    a row                  one query head of one new token, which sees the tokens before it
+    result of a split      softmax within it [rows, H] and log2 of its total weight
     merged                 sum 2^lse out / sum 2^lse, the sink being a split without a value
 
-Bound by memory: a program reads K and V of a KV head once for all query heads that share it, and
-for all new tokens; these are the rows of its products, padded to the 16 that tensor cores take, 64
-at most: more go to further programs, which find K and V in the L2 cache. What a split gives depends
-on L and its keys alone, and they are merged in order, so W changes no result, nor does the batch of
-requests with one new token each while L stays: it follows from how many tokens a table can hold,
-which in passes outside of graphs is what the longest context wants, if that is above 65,536 tokens;
-several new tokens whose splits would be more than MAX_PARTIAL_BYTES have longer ones. The grid
-follows from upper bounds that the host knows, so that a captured graph fits all contexts below;
-which items there are each program works out from the lengths, on the device, so long and short
-contexts share all programs evenly. First tokens that are seen beside a window, and lie in a split
-before it, are a split of their own: the one before the window's first. Splits begin where those of
-the first new token do; one in which a row sees nothing has no weight. A request that is one split
-alone is written as it is, and not merged.
+The kernel is bound by memory: a program reads K and V of a KV head once for all query heads that
+share it and for all new tokens. These are the rows of its products, padded to the 16 that tensor
+cores need, at most 64; further rows go to other programs, which find K and V in the L2 cache.
+
+The partial result of a split depends on L and its keys only, and splits are merged in order, so W
+does not affect results. Neither does the batch, for requests with one new token, as long as L is
+the same. L follows from the number of tokens that a block table can hold; outside of graphs that is
+the longest context, if above 65,536 tokens. If the partial results of several new tokens would
+exceed MAX_PARTIAL_BYTES, their splits are longer.
+
+The grid follows from upper bounds known to the host, so a captured graph fits all shorter contexts.
+Each program finds its items from the lengths on the device, so that short and long contexts are
+spread evenly over all programs.
+
+First tokens that are visible beside a window and lie in an earlier split form a split of their own,
+which is stored before the window's first split. Splits begin at those of the first new token; a
+split in which a row sees nothing has no weight. The result of a request with a single split is
+written without merging.
 
     partial [R, Q, N, splits, H], lse [R, Q, N, splits] float32    from the window's first split on
 
@@ -51,30 +56,33 @@ from baton.kernels.paging.arena_gpu import PagedCache, as_computed, load_tile
 from baton.kernels.paging.sequences import MAX_RUN, Sequences
 
 MIN_SPLIT_KEYS = 256
-"""Reading fewer takes no longer than starting a program, and partial results weigh as much."""
+"""Least keys of a split: fewer take no less time than starting a program, and their partial results
+are as large as the keys."""
 MAX_SPLITS = 256
 MAX_ROWS = 64
 MAX_PARTIAL_BYTES = 256 << 20
 ENOUGH_PROGRAMS = 12 * 132
-"""Whole waves on a Hopper's 132 multiprocessors, whether one takes two, three, four or six programs
-at once: each has as many items as any other, or one more."""
+"""Full waves on a Hopper's 132 multiprocessors, whether one runs two, three, four or six programs
+at a time. All programs then have the same number of items, or one more."""
 REGISTERS_OF_THREE = 168
-"""Registers of a thread of which a Hopper has enough for three programs of four warps."""
+"""Registers per thread with which a Hopper can run three programs of four warps at a time."""
 REQUESTS_AT_ONCE = 128
-"""Requests whose splits a program counts at once: one for each thread, or two threads."""
+"""Requests whose splits a program counts at a time: one per thread, or per two threads."""
 
 
 def split_keys(sequences: Sequences) -> int:
-    """L: the same in all passes whose tables lie the same distance apart, as in graphs."""
+    """L, the keys per split. It is the same in all passes whose block tables have the same stride,
+    as in graphs."""
     capacity = sequences.block_tables.stride(0) * sequences.block_size
     return max(MIN_SPLIT_KEYS, triton.next_power_of_2(triton.cdiv(capacity, MAX_SPLITS)))
 
 
 def keys_a_tile(q: Tensor, cache: PagedCache) -> int:
-    """As many as leave registers and shared memory to several programs of a multiprocessor.
+    """Keys per tile: as many as leave registers and shared memory for several programs per
+    multiprocessor.
 
-    Twice as many of 8 bits: turning them into the dtype of the products takes half of all
-    instructions, and what is done once a tile must not take much more.
+    8-bit items have twice as many, because converting them takes half of all instructions, and the
+    work that is done once per tile must not add much to that.
     """
     if q.dtype is torch.float32:
         return 16
@@ -92,11 +100,11 @@ def paged_decode(
     *,
     is_fixed: bool = False,
 ) -> None:
-    """Fill `out` [T, N, H] at the tokens of all requests with MAX_RUN or fewer in a pass where none
-    has more, or that is captured; else at those of requests with one.
+    """Write `out` [T, N, H] for requests with at most MAX_RUN new tokens, in a captured pass or one
+    in which no request has more; otherwise for requests with one new token.
 
-    `is_fixed`: splits are of `keys_a_split`, tiles those of MAX_RUN tokens, and all that splits
-    give is merged, one after the other: a row then has the same bits in any pass.
+    `is_fixed`: use splits of `keys_a_split` keys and tiles of MAX_RUN tokens, and merge all splits
+    one after the other, so that results are batch-invariant.
     """
     longest = sequences.max_query_len
     if longest > MAX_RUN:
@@ -135,8 +143,9 @@ def paged_decode(
         REQUESTS=REQUESTS_AT_ONCE,
         ROWS=rows, COLUMNS=cache.column_tile, KEYS=min(split, keys_a_tile(q, cache)),
         num_warps=8 if rows == MAX_ROWS else 4,  # or accumulators of so many rows would spill
-        # One tile of K and V (32 KB) is read ahead, its table entries one earlier. Registers let
-        # three programs share a multiprocessor: enough bytes under way to hide the latency.
+        # One tile of K and V (32 KB) is prefetched, and its table entries one tile earlier. The
+        # limit on registers lets three programs share a multiprocessor, with enough bytes in flight
+        # to hide the latency of memory.
         num_stages=3, maxnreg=_max_registers(rows, of_tile, cache),
     )  # fmt: skip
     if is_split:
@@ -144,17 +153,18 @@ def paged_decode(
 
 
 def _max_registers(rows: int, longest: int, cache: PagedCache) -> int | None:
-    """Registers of a thread for few rows of drafts, of which the compiler would else take just too
-    many for a third program at once; None: as many as it takes."""
+    """Limit of registers per thread for few rows of drafts, where the compiler would otherwise use
+    slightly too many for a third program per multiprocessor; None: no limit."""
     is_small = rows == 16 and cache.column_tile <= 128 and not cache.has_scales
     return REGISTERS_OF_THREE if is_small and longest > 1 else None
 
 
 def _num_splits(sequences: Sequences, rules: ScoringRules, split: int, longest: int) -> int:
-    """Splits of any request, at most."""
+    """Upper bound of the splits of a request."""
     reach = sequences.max_context_len
     if rules.window is not None:
-        # A window may begin and end amid splits, and the last token's ends behind the first's.
+        # A window may begin and end within splits, and the window of the last token ends after that
+        # of the first.
         seen = rules.window_size + longest - 1
         reach = min(reach, seen + split * (2 if rules.num_first else 1))
     return triton.cdiv(reach, split)
@@ -164,7 +174,7 @@ def _num_splits(sequences: Sequences, rules: ScoringRules, split: int, longest: 
 def _keys_of(
     split, first, context, SPLIT: tl.constexpr, KEYS: tl.constexpr, NUM_FIRST: tl.constexpr
 ):
-    """Where those begin and stop that are read of a split."""
+    """Begin and end of the keys to read of a split."""
     begin = tl.maximum(split * SPLIT, first // KEYS * KEYS)
     stop = tl.minimum(split * SPLIT + SPLIT, context)
     if NUM_FIRST > 0:
@@ -181,7 +191,8 @@ def _seen_by(
     HAS_WINDOW: tl.constexpr, IS_CHUNKED: tl.constexpr, NUM_FIRST: tl.constexpr,
     HAS_RUNS: tl.constexpr,
 ):  # fmt: skip
-    """Which keys each row sees; a token alone sees all that are inside."""
+    """Mask of the keys that each row sees. A request with one new token sees all keys within the
+    context."""
     visible = inside[None, :]
     if HAS_RUNS:
         visible = visible & (key[None, :] <= positions[:, None])
@@ -263,7 +274,7 @@ def _attend_splits(
         q_rows = tokens * q_token_stride + heads * q_head_stride
         q_tile = load_tile(q, q_rows, used, WIDTH, COLUMNS)
         first_split = split_of_first(first, SPLIT, NUM_FIRST)
-        # A request of one split has no other to be merged with: its sink is there from the start.
+        # A request with a single split is not merged, so its sink is added here.
         is_alone = tl.cdiv(context, SPLIT) - first_split == DONE_AT
         begin, stop = _keys_of(first_split + place, first, context, SPLIT, KEYS, NUM_FIRST)
         top, total = first_top(sinks, heads, used, HAS_SINKS)

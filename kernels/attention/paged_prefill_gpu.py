@@ -1,22 +1,22 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, allow-incomplete-defs
 # mypy: no-warn-return-any
-"""Attention of requests with several new tokens: tiles of queries go along their keys.
+"""Attention of requests with several new tokens: tiles of queries that loop over their keys.
 
     a program      some tokens of one request x the query heads of one KV head = rows of a tile
     keys           | before the window | visible to all rows, no mask | masked: the diagonal |
                                        ^ whole tiles                                         ^ own
 
-Bound by arithmetic. Packing the query heads of a KV head into a tile makes the diagonal narrow,
-and gives short chunks (a draft to be checked, the end of a prompt) full tiles.
+The kernel is bound by arithmetic. Packing the query heads of a KV head into one tile makes the
+diagonal narrow, and gives short chunks (drafts to verify, the end of a prompt) full tiles.
 
-Which request a tile belongs to is found on the device, so that nobody waits for lengths:
+The request of a tile is found on the device, so that the host need not wait for lengths:
 
-    request r owns the tiles from  query_starts[r] // Q + r  on       Q tokens of a tile
+    request r owns the tiles from  query_starts[r] // Q + r  on       Q tokens per tile
 
-which leaves each enough of them, some without tokens. Tiles run from the last to the first: late
-tokens of a long chunk see most keys, and what is begun last should be short.
+This gives each request enough tiles, some of them without tokens. Tiles run from the last to the
+first: late tokens of a long chunk see the most keys, and the work that starts last should be short.
 
-A short chunk behind a long context has too few tiles to occupy a device: then keys are cut into
+A short chunk after a long context has too few tiles to occupy a device; its keys are cut into
 splits (prefill_splits_gpu.py).
 
 T new tokens, N query heads, H head width.
@@ -45,7 +45,7 @@ from baton.kernels.paging.arena_gpu import PagedCache, as_computed, load_tile
 from baton.kernels.paging.sequences import Sequences
 
 MAX_HEADS = 16
-"""Query heads of a tile: more of one KV head go to further tiles."""
+"""Most query heads of a tile; further heads of the same KV head go to other tiles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,8 @@ class Tiling:
 
     @classmethod
     def of(cls, dtype: torch.dtype, columns: int) -> Tiling:
-        """What fits: acc [rows, columns] in registers, stages of K and V in 227 KB."""
+        """The largest tiles that fit: acc [rows, columns] in registers, and the stages of K and V
+        in 227 KB of shared memory."""
         if dtype is torch.float32:  # no tensor cores: small tiles, or registers spill
             return cls(32, 16, 4, 2) if columns <= 128 else cls(16, 16, 4, 2)
         if columns <= 128:  # two groups of four warps, 64 rows each, as Hopper's products want
@@ -74,7 +75,8 @@ def paged_prefill(
     longest: int,
     shortest: int = 2,
 ) -> None:
-    """Fill `out` [T, N, H] at the tokens of all requests with `shortest` to `longest` of them."""
+    """Write `out` [T, N, H] for the tokens of all requests with `shortest` to `longest` new
+    tokens."""
     tiling = Tiling.of(q.dtype, cache.column_tile)
     group = q.shape[1] // cache.num_kv_heads
     heads = min(group, MAX_HEADS)
@@ -129,7 +131,7 @@ def _along(
     NUM_FIRST: tl.constexpr, MASKED: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Go on with the keys begin .. end - 1 of a request that has `stop`."""
+    """Continue the softmax over the keys begin .. end - 1 of a request with `stop` keys."""
     for start in range(begin, end, KEYS):
         key = start + tl.arange(0, KEYS)
         inside = key < stop
@@ -182,7 +184,7 @@ def _attend_tiles(
     row = tl.arange(0, ROWS)
     of_group = (tl.program_id(1) % HEAD_TILES) * HEADS + row % HEADS
     of_request = done + row // HEADS
-    # Rows without a token or a head go along with those at the end, and are not kept.
+    # Rows without a token or a head are computed like the last rows, and not stored.
     used = (row < TOKENS * HEADS) & (of_request < num_tokens) & (of_group < GROUP)
     positions = past + tl.minimum(of_request, num_tokens - 1)
     heads = kv_head * GROUP + of_group
@@ -195,7 +197,8 @@ def _attend_tiles(
             return
     if HAS_WINDOW:
         begin = first_seen(past + done, window, IS_CHUNKED) // KEYS * KEYS
-        # The last row's window begins here; before it, tiles need a mask, and so do all after it.
+        # The window of the last row begins here. Tiles before it need a mask, and if this lies
+        # beyond the unmasked range, so do all tiles after it.
         open_end = begin
     top, total = first_top(sinks, heads, used, HAS_SINKS)
     if IS_SPLIT and HAS_SINKS:  # a sink is the first split's

@@ -1,14 +1,14 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, allow-incomplete-defs
 # mypy: no-warn-return-any
-"""Keys of a short chunk behind a long context (a turn of a conversation) cut into splits, so that
-tiles of few queries occupy a device.
+"""Cuts the keys of a short chunk after a long context (a turn of a conversation) into splits, so
+that few tiles of queries occupy a device.
 
     keys of a request    | 0 .. L - 1 | L .. 2L - 1 | ... context - 1      at most S splits
-    of each split        softmax within it, and log2 of its total weight; a sink is the first one's
-    merged               sum 2^lse out / sum 2^lse, of the splits in which a token sees anything
+    result of a split    softmax within it, and log2 of its total weight; the sink is in the first
+    merged               sum 2^lse out / sum 2^lse, over the splits in which a token sees any key
 
-L follows from the request's context, so a graph's grid fits all. A request of one split alone is
-written as it is, and not merged.
+L follows from the context of the request, so the grid of a graph fits all contexts. The result of a
+request with a single split is written without merging.
 
     partial [T, N, S, H], lse [T, N, S] float32
 
@@ -27,14 +27,14 @@ from baton.kernels.paging.arena_gpu import load_tile
 from baton.kernels.paging.sequences import Sequences
 
 ENOUGH_PROGRAMS = 264
-"""Two for each of a Hopper's multiprocessors."""
+"""Two programs per multiprocessor of a Hopper."""
 MAX_SPLITS = 8
 MIN_SPLIT_KEYS = 1024
-"""Fewer take no longer than it takes to put splits together. A multiple of the keys of a tile."""
+"""Least keys of a split: fewer take no longer than merging. A multiple of the keys of a tile."""
 
 
 def num_splits(num_programs: int, sequences: Sequences, rules: ScoringRules) -> int:
-    """Splits of any request, at most. Windows are short enough as they are."""
+    """Upper bound of the splits of a request; 1 with windows, which are short enough."""
     if rules.window is not None:
         return 1
     wanted = triton.cdiv(ENOUGH_PROGRAMS, max(1, num_programs))
@@ -50,7 +50,7 @@ def merge_prefill(
     shortest: int,
     keys_a_tile: int,
 ) -> None:
-    """Fill `out` at the tokens of requests with `shortest` to `longest` of them, and of several
+    """Write `out` for the tokens of requests with `shortest` to `longest` new tokens and several
     splits."""
     num_tokens, num_heads, splits, width = partial.shape
     _merge[num_heads, num_tokens](
@@ -63,7 +63,8 @@ def merge_prefill(
 
 @triton.jit
 def keys_of_split(context, num_splits, min_keys, KEYS: tl.constexpr):
-    """Keys of each split of a request, in whole tiles; `num_splits` are the most there may be."""
+    """Keys per split of a request, in whole tiles. `num_splits`: upper bound of the number of
+    splits."""
     return tl.maximum(tl.cdiv(tl.cdiv(context, num_splits), KEYS) * KEYS, min_keys)
 
 
@@ -71,7 +72,8 @@ def keys_of_split(context, num_splits, min_keys, KEYS: tl.constexpr):
 def split_of(
     past, done, num_tokens, stop, min_keys, KEYS: tl.constexpr, IS_SPLIT: tl.constexpr
 ):  # fmt: skip
-    """Where a program's keys begin and end, and those that all rows see end, in whole tiles."""
+    """Begin and end of a program's keys, and the end of those visible to all rows, in whole
+    tiles."""
     open_end = (past + done + 1) // KEYS * KEYS
     if IS_SPLIT:
         keys = keys_of_split(past + num_tokens, tl.num_programs(2), min_keys, KEYS)
@@ -88,7 +90,7 @@ def _merge(
     num_requests, longest, shortest, num_splits, min_keys,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """out = sum 2^(lse[s] - lse) partial[s] of the splits in which a token sees anything."""
+    """out = sum 2^(lse[s] - lse) partial[s] over the splits in which a token sees any key."""
     head, token = tl.program_id(0), tl.program_id(1).to(tl.int64)
     request = owner_of(query_starts, num_requests, token)
     starts_at = tl.load(query_starts + request)

@@ -1,4 +1,4 @@
-"""The settings of a layer that attention kernels are told."""
+"""The settings of a layer's attention that the kernels need."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ class ScoringRules:
     scoring: Scoring = PLAIN
     window: Window = None
     sinks: Tensor | None = None
-    """[N]: of each query head a score that takes weight and gives no value."""
+    """[N]: one additional score per query head, which takes weight and has no value."""
 
     @property
     def has_softcap(self) -> bool:
         return self.scoring.softcap is not None
 
     def numbers(self, width: int) -> tuple[float, float, int]:
-        """(scale, soft cap, size of the window), as all kernels take them; 0 stands for none."""
+        """(scale, soft cap, window size) as all kernels take them; 0 means none."""
         return self.scoring.scale_of(width), self.scoring.softcap or 0.0, self.window_size
 
     @property
     def window_size(self) -> int:
-        """But for the first tokens."""
+        """Size of the window, without the first tokens; 0: no window."""
         last = last_of(self.window)
         return 0 if last is None else size_of(last)
 
     @property
     def num_first(self) -> int:
-        """Tokens at the beginning that all see."""
+        """Number of tokens at the beginning that are always visible."""
         return num_first_of(self.window)
 
     @property
     def is_chunked(self) -> bool:
-        """Whether the window begins where a multiple of its size does."""
+        """Whether windows are chunks, which begin at multiples of their size."""
         return isinstance(self.window, Chunks)

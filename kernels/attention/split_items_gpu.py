@@ -1,12 +1,12 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, allow-incomplete-defs
 # mypy: no-warn-return-any
-"""Items: the splits of all requests of a pass, one after the other, found on the device.
+"""Finds work items on the device: the splits of all requests of a pass, concatenated.
 
     contexts     700     40     600          with splits of 256 keys
-    items        0 1 2 | 3 | 4 5 6           a window leaves out what lies before it
+    items        0 1 2 | 3 | 4 5 6           splits before a window are left out
 
-A graph is captured for the longest contexts that may be; which items there are when it is replayed
-follows from the lengths that lie in memory then.
+A graph is captured for the longest possible contexts; its items when it is replayed follow from the
+lengths in memory at that time.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def find_item(
     GROUP: tl.constexpr, SPLIT: tl.constexpr, HAS_WINDOW: tl.constexpr, IS_CHUNKED: tl.constexpr,
     NUM_FIRST: tl.constexpr, REQUESTS: tl.constexpr,
 ):  # fmt: skip
-    """Find the request of an item, and which of its splits it is; behind the last there is none.
-    Requests count that have rows from `first_row` on, of which a program has some.
+    """The request of an item, and the number of the split within it; there is none after the last
+    item. Only requests with a row from `first_row` on count; a program computes some of their rows.
 
-    Worked out for each item again: what is kept meanwhile would take registers from tiles.
+    It is computed anew for each item, because keeping it would take registers from the tiles.
     """
     request, place, num_items = item.to(tl.int64) * 0, item, item * 0
     for base in range(0, num_requests, REQUESTS):

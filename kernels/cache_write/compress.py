@@ -42,7 +42,8 @@ def close_windows(  # noqa: PLR0913  # where, and how entries are made
     sequences: Sequences,
     num_tokens: int,
 ) -> None:
-    """Write the entries of windows that the new tokens close, whose rows are in the arena.
+    """Write the entries of the windows that the new tokens close. The tokens' rows are in the arena
+    already.
 
     bias is [m, s H] float32.
     """

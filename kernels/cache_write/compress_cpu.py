@@ -1,4 +1,4 @@
-"""Entries out of rows in the paged cache, by the operator of source/compress.cpp."""
+"""Compiled compression of rows in the paged cache; see source/cache_write/compress.cpp."""
 
 from __future__ import annotations
 

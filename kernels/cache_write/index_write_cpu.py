@@ -1,4 +1,4 @@
-"""Rotation and the write of index keys by the operator of source/index_write.cpp."""
+"""Compiled rotation and writing of index keys; see source/cache_write/index_write.cpp."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks of 4 bits an item on their way into the cache, by source/int4_kv_write.cpp."""
+"""Compiled writing of K and V into int4 blocks; see source/cache_write/int4_kv_write.cpp."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def rope_kv_write(
             "sin": sin,
             "open_rows": arena.open_rows,
             "pass_rows": arena.pass_rows,
-            "lanes": sequences.lanes,
+            "open_slots": sequences.open_slots,
             "num_open": arena.num_open,
             "num_heads": num_heads,
             "num_kv_heads": kv_heads,

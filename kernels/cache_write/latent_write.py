@@ -72,7 +72,7 @@ def reference(  # noqa: PLR0913  # as above
     rotation: Rotation,
     is_interleaved: bool,
 ) -> Tensor:
-    """The definition, of the kernels that it is made of."""
+    """The definition, composed of other kernels."""
     latent, rotated = torch.split(kv, [len(norm.weight), 2 * rotation[0].shape[1]], dim=-1)
     kept = rms_norm(latent.contiguous(), norm.weight, norm.eps)
     rows = torch.cat((kept, rotate_pairs(rotated, *rotation, is_interleaved)), dim=-1)

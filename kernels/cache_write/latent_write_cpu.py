@@ -1,4 +1,4 @@
-"""Norm, rotation and the write of latents by the operator of source/latent_write.cpp."""
+"""Compiled norm, rotation and writing of latents; see source/cache_write/latent_write.cpp."""
 
 from __future__ import annotations
 

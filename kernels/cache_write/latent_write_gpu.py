@@ -2,8 +2,8 @@
 # mypy: no-warn-return-any
 """Norm, rotation and the store of latents into the cache, in one launch.
 
-    program (token, 0)        norm of the latent, rotate what is behind it --> the arena
-    program (token, g > 0)    rotate the ends of some queries              --> q_rope [T, N, R]
+    program (token, 0)        norm of the latent, rotation of the rest  --> the arena
+    program (token, g > 0)    rotation of the ends of some queries      --> q_rope [T, N, R]
 
 Bound by the launch when few tokens decode. Each step rounds to the dtype of q, as the definition
 does. The letters are those of kernels/cache_write/latent_write.py.
@@ -21,7 +21,7 @@ from baton.kernels.gpu.owner import owner_of
 from baton.kernels.paging.sequences import Sequences
 
 HEADS = 16
-"""A program's, of a token."""
+"""Query heads of a token that one program rotates."""
 
 
 def latent_write(  # as the kernel
@@ -53,7 +53,7 @@ def latent_write(  # as the kernel
 
 @triton.jit
 def _rotated(low, high, cos, sin):
-    """A pair of vectors in float32, by angles."""
+    """Rotates pairs (low, high), float32 vectors, by angles with these cosines and sines."""
     return low * cos - high * sin, high * cos + low * sin
 
 

@@ -32,9 +32,9 @@ def reference(
     head_norm: HeadNorm | None = None,
     rotation: Rotation | None = None,
 ) -> Tensor:
-    """The definition, of the kernels that it is made of: qkv [T, N + 2K, H] -> queries [T, N, H].
+    """The definition, composed of other kernels: qkv [T, N + 2K, H] -> queries [T, N, H].
 
-    Which operation does it for an arena is chosen in kernels/attention/layer_kv.py.
+    The operation for an arena is chosen in kernels/attention/layer_kv.py.
     """
     kv_heads = (arena if isinstance(arena, Tensor) else arena.units).shape[1]
     q, k, v = torch.split(qkv, [qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)

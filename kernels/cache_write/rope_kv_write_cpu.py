@@ -1,4 +1,5 @@
-"""Head norms, rotation and the write of K and V by the operator of source/rope_kv_write.cpp."""
+"""Compiled head norms, rotation and writing of K and V; see
+source/cache_write/rope_kv_write.cpp."""
 
 from __future__ import annotations
 

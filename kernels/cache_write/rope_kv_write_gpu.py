@@ -4,13 +4,13 @@
 
     a program     some tokens of one head: of a query, a key or a value
     query         norm, rotate --> q [T, N, H]
-    key           norm, rotate --> the arena, in 8 bits with a scale where it is of such
-    value                    --> the arena, likewise
+    key           norm, rotate --> the arena; quantized to 8 bits with a scale if the arena is
+    value                      --> the arena, likewise
 
-Bound by memory, and by the launch when few tokens decode: what was four kernels and a dozen small
-ones is one. Each step rounds to the dtype of qkv, as the definition does. The two columns that
-rotate together are both loaded by the programs' threads twice, the second time out of the
-first-level cache, so that no part of a head needs a layout of its own.
+Bound by memory, and by the launch when few tokens decode; it replaces four kernels and a dozen
+small ones. Each step rounds to the dtype of qkv, as the definition does. Each thread loads both
+columns that rotate together; the second load of a column comes from the L1 cache, and no part of a
+head needs a layout of its own.
 
 T new tokens, N query heads, K KV heads, H head width, R <= H the part of a head that rotates.
 """
@@ -29,10 +29,10 @@ from baton.kernels.paging.kv_quantize import LARGEST
 from baton.kernels.paging.sequences import Sequences
 
 FEW_TOKENS = 256
-"""Up to here a program takes one token, so that there are enough programs."""
+"""Most tokens of a pass for which a program takes one token, so that there are enough programs."""
 MANY = 8
 INTEGERS_ONLY = tl.constexpr(1.5 * 2.0**23)
-"""Added and taken away again, it rounds to integers as kernels/paging/kv_quantize.py does."""
+"""Adding and subtracting it rounds to integers, as kernels/paging/kv_quantize.py does."""
 
 
 def rope_kv_write(
@@ -46,8 +46,8 @@ def rope_kv_write(
 ) -> Tensor:
     """qkv [T, N + 2K, H] -> the queries [T, N, H], ready for attention.
 
-    `is_fixed`: a token has the same bits in any pass, however many programs that takes: how a norm
-    adds up follows from the tokens of a program.
+    `is_fixed`: results must be batch-invariant. The order of additions in a norm depends on the
+    number of tokens of a program, so that number is fixed then.
     """
     num_tokens, num_heads, width = qkv.shape
     num_queries = num_heads - 2 * cache.num_kv_heads

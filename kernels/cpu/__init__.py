@@ -1,1 +1,1 @@
-"""Kernels on CPUs: C++ operators, how they are built and called, and the tape that plays many."""
+"""The CPU runtime: building, loading and calling C++ operators, and tapes that replay a pass."""

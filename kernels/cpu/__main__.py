@@ -1,4 +1,4 @@
-"""Build the operators ahead of time: `make serve` does, and whoever makes images or wheels.
+"""Builds the operators ahead of time, for `make serve`, images and wheels.
 
 python -m baton.kernels.cpu                    for this CPU
 python -m baton.kernels.cpu x86-64-v3 x86-64   for kinds of CPU; the best that runs is used
@@ -6,7 +6,7 @@ python -m baton.kernels.cpu all                all of them, or `portable`: all b
 python -m baton.kernels.cpu --if-possible      not an error if there is no compiler, or it fails
 python -m baton.kernels.cpu --into FOLDER ...  instead of the cache, as for a wheel
 CXX=aarch64-linux-gnu-g++ python -m baton.kernels.cpu --into FOLDER armv8-a
-                                               for another machine, with a compiler for it
+                                               for another machine, with a cross-compiler
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
-"""How the compiled operators are made, and under which name they are kept.
+"""Builds the compiled operators, and names the libraries.
 
     sources + flags + target + compiler --name--> CACHE/<name>.so        built once a machine
 
-A target is the CPU at hand (`native`), or one of several kinds of CPU, for images and wheels that
-are to run on more than one. A build is one compiler a source, as many at once as this process may
-use cores, the longest first; what nearly all sources begin with is read once for all of them.
+A target is the CPU of this machine (`native`) or one of several kinds of CPU, for images and wheels
+that must run on more than one. A build runs one compiler per source, as many at a time as this
+process may use cores, the longest first. The headers that nearly all sources include are
+precompiled.
 
-A build copies the sources first, and what it makes is named after that copy: if they change
-meanwhile, by an editor or a `git checkout`, the next process builds a library of the new ones.
-Processes that start together build in turn, so that the second finds what the first has made. What
-is made is renamed into place; at its end is a checksum of it, by which a file that was cut short is
-known, library or object.
+A build copies the sources first, and the library is named after that copy: if an editor or a `git
+checkout` changes the sources meanwhile, the next process builds another library. Processes that
+start together build one after the other, so that the second finds the library of the first. A file
+is written under another name and renamed; a checksum at its end shows whether a library or object
+is complete.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from pathlib import Path
 from baton.core.cores import usable_cores
 
 SOURCES = Path(__file__).parent / "source"
-"""A folder a family. No two files in it have the same name, so that `#include "x.h"` names one."""
+"""One folder per family of operators. No two files have the same name, so that `#include "x.h"` is
+unambiguous."""
 FLAGS = (
     "-O3",
     "-std=c++20",
@@ -44,18 +46,19 @@ FLAGS = (
     "-Wno-psabi",
 )
 Command = tuple[str, ...]
-"""A compiler: a program, and what it is told before all else."""
+"""A compiler: its program and first arguments."""
 Report = Callable[[int, int], None]
-"""Told how many sources of how many are compiled, at the start and about once a second."""
+"""Called with the number of compiled sources and of all sources, at the start and about once a
+second."""
 NATIVE = "native"
 BEGINNING: Mapping[str, str] = {
     **dict.fromkeys(("algorithm", "atomic", "bit", "cmath", "cstring", "limits", "vector"), "1"),
     "immintrin.h": "defined(__x86_64__)",
     "arm_neon.h": "defined(__aarch64__)",
 }
-"""Headers that nearly all sources begin with, and for which machines."""
+"""Headers that nearly all sources include, with the condition of machines that have them."""
 FEW_SOURCES = 4
-"""Most sources that are compiled before a shared header would have been read for all of them."""
+"""With at most this many sources the headers are not precompiled, as that would take longer."""
 LONGEST = (
     "attention_products",
     "int4_attention",
@@ -63,7 +66,8 @@ LONGEST = (
     "paged_attention",
     "moe",
 )
-"""Sources that take longest, and are begun first: else one core would end with them alone."""
+"""Sources that take longest to compile, and are begun first; otherwise one core would finish late,
+alone."""
 REPORT_S = 1.0
 DIGEST_BYTES = 12
 
@@ -96,7 +100,7 @@ def targets() -> tuple[str, ...]:
 
 
 def other_targets() -> tuple[str, ...]:
-    """Targets that can be built for other kinds of machines, by a compiler for them."""
+    """Targets that can be built for other machines with a cross-compiler."""
     others = (kinds for machine, kinds in PORTABLE.items() if machine != platform.machine())
     return tuple(chain(*others))
 
@@ -113,7 +117,8 @@ def kinds_of(machine: str, cpu_flags: Iterable[str]) -> tuple[str, ...]:
 
 
 def find(folder: Path, target: str, compiler: Command | None) -> Iterator[Path]:
-    """Libraries of these sources that may be there; without a compiler, whoever made them."""
+    """Paths under which a library of these sources may be found. Without a compiler: built by any
+    compiler."""
     if compiler is not None:
         yield folder / _name(target, compiler, SOURCES)
     else:
@@ -122,12 +127,12 @@ def find(folder: Path, target: str, compiler: Command | None) -> Iterator[Path]:
 
 
 def num_sources() -> int:
-    """Sources of one library."""
+    """Number of sources of a library."""
     return len(_files(SOURCES, ".cpp"))
 
 
 def _files(sources: Path, *suffixes: str) -> list[Path]:
-    """Source files sorted by name: where a file lies changes nothing of what is made."""
+    """Source files sorted by name, so that folders do not affect the result."""
     found = [path for path in sources.rglob("*") if path.suffix in suffixes]
     return sorted(found, key=lambda path: path.name)
 
@@ -137,12 +142,12 @@ def _include_flags(sources: Path) -> list[str]:
 
 
 def num_threads() -> int:
-    """Compilers that run at once."""
+    """Number of compilers that run at a time."""
     return max(1, math.ceil(usable_cores()))
 
 
 def build(folder: Path, target: str, compiler: Command, report: Report) -> Path:
-    """Make the library anew. Raises CalledProcessError or OSError."""
+    """Build the library. Raises CalledProcessError or OSError."""
     flags = (*FLAGS, *_target_flags(target))
     made_by = repr((flags, _identity(target), _version(compiler))).encode()
     with _one_at_a_time(folder), _copied(SOURCES) as sources:
@@ -160,8 +165,8 @@ def build(folder: Path, target: str, compiler: Command, report: Report) -> Path:
 
 @contextmanager
 def _copied(sources: Path) -> Iterator[Path]:
-    """A copy of the sources, which nobody changes while they are compiled. Errors of the compiler
-    name the files that were copied."""
+    """A copy of the sources, which cannot change during compilation. Compiler errors are reported
+    with the names of the original files."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / sources.name
         for file in _files(sources, ".cpp", ".h"):  # an editor's own files may be gone by now
@@ -176,7 +181,7 @@ def _copied(sources: Path) -> Iterator[Path]:
 
 
 def is_whole(made: Path) -> bool:
-    """Whether a file is there, can be read, and is as it was written."""
+    """Whether a file exists, can be read, and matches its checksum."""
     try:
         data = made.read_bytes()
     except OSError:
@@ -185,7 +190,7 @@ def is_whole(made: Path) -> bool:
 
 
 def _compile(compiler: Command, made_by_source: Mapping[Path, Path], report: Report) -> None:
-    """Compile each source into its object. What has not begun when one fails does not begin."""
+    """Compile each source into its object. After a failure no further compiler is started."""
     in_order = sorted(made_by_source, key=lambda source: _place(source.stem))
     with ExitStack() as stack:
         if len(in_order) > FEW_SOURCES:
@@ -210,7 +215,8 @@ def _place(source: str) -> tuple[int, str]:
 
 @contextmanager
 def _read_once(compiler: Command) -> Iterator[Path]:
-    """A header that compilers include in no time: they find beside it what it was read to."""
+    """A precompiled header, as a path to include: compilers find the precompiled form next to
+    it."""
     with tempfile.TemporaryDirectory() as folder:
         header = Path(folder) / "beginning.h"
         lines = [f"#if {has}\n#include <{name}>\n#endif\n" for name, has in BEGINNING.items()]
@@ -228,7 +234,7 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
 
 
 def _make(made: Path, *command: str) -> None:
-    """Let a command write a file, which appears whole."""
+    """Run a command that writes a file, and rename the file when it is complete."""
     with tempfile.TemporaryDirectory(dir=made.parent) as folder:
         unfinished = Path(folder) / made.name
         _run(*command, "-o", str(unfinished))
@@ -247,12 +253,13 @@ def _sources_digest(target: str, sources: Path) -> str:
 
 
 def _identity(target: str) -> bytes:
-    """What a compiler looks at beside the flags it is given."""
+    """Everything besides the flags that determines what a compiler produces for a target."""
     return _cpu_flags().encode() if target == NATIVE else b""
 
 
 def _target_flags(target: str) -> tuple[str, ...]:
-    """Native on ARM is the best kind: `-march=native` would add SVE, to which no test was held."""
+    """On ARM, native means the best portable target: `-march=native` would enable SVE, which has
+    not been tested."""
     if target == NATIVE and platform.machine() == "aarch64":
         target = supported_targets()[1]
     if target == NATIVE:

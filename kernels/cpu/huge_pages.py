@@ -1,7 +1,8 @@
-"""Memory for what is read from end to end in every step: on pages of 2 MB where it is large.
+"""Memory on pages of 2 MB for large tensors that every step reads from end to end.
 
-A core looks up few pages at a time; on small ones it waits for look-ups while it streams. Where
-threads have places it lies beside those that read its parts (thread_places.py).
+A core's TLB holds few entries: on small pages it would wait for page walks while it streams. If
+threads are pinned, memory is allocated on the NUMA nodes of the threads that read its parts
+(thread_places.py).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ HUGE_PAGE = 2 << 20
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Contiguous, 64-byte aligned, on the CPU; it belongs to this process alone."""
+    """An uninitialized tensor: contiguous, 64-byte aligned, on the CPU, private to this process."""
     made = untouched(shape, dtype)
     if made.nbytes >= HUGE_PAGE:
         thread_places.touch(made.data_ptr(), made.nbytes)
@@ -25,7 +26,8 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def untouched(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """The same, which lies where it is first written: of what is cut in pieces."""
+    """The same, not placed on NUMA nodes before it is first written; for memory that is cut into
+    pieces."""
     num_bytes = torch.Size(shape).numel() * dtype.itemsize
     if num_bytes < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(shape, dtype=dtype)

@@ -1,21 +1,21 @@
-"""The compiled operators: found, or built where there is a compiler, or absent.
+"""Finds the compiled operators, or builds them if there is a compiler.
 
     built for this CPU before?    in the cache
-    brought by a wheel?           in PREBUILT: the best of the kinds that this CPU can run
+    from a wheel?                 in PREBUILT: the best target that this CPU can run
     a compiler?                   build it, once
-    built for its kind before?    in the cache: where there is no compiler, or it does not build
+    built for its kind before?    in the cache: if there is no compiler, or it fails
     none
 
-So an installed wheel compiles nothing, and a clone compiles once. A library is named after the
-sources it was made from: one of other sources is never used, whoever brings it. A compiler that
-does not even start, a cache that cannot be read and a library that cannot be loaded are passed over
-like ones that are not there. Without any library, or
-with BATON_CPU_KERNELS=torch, every public kernel computes with torch instead: the same mathematics,
-but slower. With BATON_CPU_KERNELS=vectors the matrix tiles of a CPU are not used (matrix_tiles.py),
-and with the name of a kind of CPU (build.PORTABLE) only what was made for that kind, as for a fleet
-of several kinds that is to share KV.
-`python -m baton.kernels.cpu` builds ahead of time, for this CPU (also where a wheel brought some),
-or for images.
+So an installed wheel compiles nothing, and a clone compiles once. A library is named after its
+sources; a library of other sources is never used. Compilers that do not start, unreadable caches
+and libraries that cannot be loaded are skipped. Without any library, or with
+BATON_CPU_KERNELS=torch, every public kernel computes with torch instead: the same mathematics, but
+slower. BATON_CPU_KERNELS=vectors disables the matrix tiles of the CPU (matrix_tiles.py), and the
+name of a target in build.PORTABLE selects only libraries of that target, as for a fleet of
+different CPUs that share KV.
+
+`python -m baton.kernels.cpu` builds ahead of time, for this CPU (also if a wheel has a library) or
+for images.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from baton.kernels.cpu.matrix_tiles import (
 from baton.kernels.cpu.progress import EVERY_S, BuildProgress
 
 PREBUILT = Path(__file__).parent / "prebuilt"
-"""The libraries of a wheel (see hatch_build.py); elsewhere there is no such folder."""
+"""The libraries of a wheel (see hatch_build.py); missing elsewhere."""
 CPU_SECONDS = 57
-"""The CPU time of a build, about."""
+"""Approximate CPU time of a build."""
 
 logger = logging.getLogger(__name__)
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The operators of this machine; None, said once in the log, if there are none."""
+    """The operators for this machine; None, with one log message, if there are none."""
     import torch  # noqa: F401  # first: what it links is then found, and not loaded a second time
 
     if os.environ.get(KERNELS) == "torch":
@@ -70,7 +70,8 @@ def library() -> ctypes.CDLL | None:
 
 
 def order_of_sums(*, is_bfloat16: bool) -> str:
-    """What sets sums on this CPU apart from those by x86-64's AVX2 and AVX-512; empty: nothing."""
+    """How sums on this CPU differ from those of AVX2 and AVX-512 on x86-64, as part of a
+    fingerprint; empty if they do not."""
     found = library()
     if found is None:
         return "torch"
@@ -82,9 +83,9 @@ def order_of_sums(*, is_bfloat16: bool) -> str:
 
 
 def library_without_torch() -> ctypes.CDLL | None:
-    """What of the library needs no tensors; None where it is not there already.
+    """The part of the library that needs no tensors; None if no library exists yet.
 
-    Torch is not imported, nothing is compiled, and nobody is waited for.
+    It does not import torch, compile or wait.
     """
     found = _found()
     if found is None and library.cache_info().currsize:  # it was built meanwhile
@@ -121,7 +122,7 @@ def find_or_build(folder: Path, compiler: build.Command | None) -> ctypes.CDLL |
 
 
 def _targets() -> tuple[str, ...]:
-    """What is built where there is nothing yet, then the kinds that do instead, the best first."""
+    """The target to build first, then targets to use instead, the best first."""
     supported, named = build.supported_targets(), os.environ.get(KERNELS, "")
     if named in supported[1:]:
         return (named, named)
@@ -156,14 +157,15 @@ def compiler_name() -> str:
 
 
 def find_compiler() -> build.Command | None:
-    """What CXX says may be several words, such as `ccache g++`; the first must be a program."""
+    """The compiler. CXX may have several words, such as `ccache g++`; the first must be a
+    program."""
     program, *more = shlex.split(compiler_name())
     path = shutil.which(program)
     return None if path is None else (path, *more)
 
 
 def cache_folder() -> Path:
-    """Where libraries are kept; it need not exist."""
+    """The folder of libraries; it may not exist."""
     base = os.environ.get("BATON_CACHE") or os.path.join(
         os.environ.get("XDG_CACHE_HOME") or home() / ".cache", "baton"
     )

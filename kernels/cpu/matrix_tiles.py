@@ -1,8 +1,8 @@
-"""Whether products use the matrix tiles of the CPU (AMX), and the word for what they round by them.
+"""Decides whether products use the matrix tiles of the CPU (AMX), and names their rounding.
 
-Decided when the library is loaded, for the whole process: where the CPU has tiles, the system lets
-the process have them and a self-check finds that they compute what they are defined to
-(source/amx/). bfloat16 has other bits by tiles than by vectors; whole numbers are exact by both.
+The decision is made when the library is loaded, for the whole process: the CPU must have tiles, the
+operating system must permit them, and a self-check must give the defined results (source/amx/).
+bfloat16 products by tiles differ in bits from those by vectors; integer products are exact in both.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 
 KERNELS = "BATON_CPU_KERNELS"
 WITHOUT_TILES = "vectors"
-"""The value of KERNELS that forbids tiles, as for a fleet of which only some CPUs have them. The
-name of a kind of CPU forbids them, too: no kind is defined by tiles."""
+"""The value of KERNELS that disables tiles, as for a fleet in which only some CPUs have them. The
+name of a target disables them, too: no target includes tiles."""
 
 
 class Tiles(IntEnum):
@@ -43,7 +43,8 @@ _of_process = {"tiles": Tiles.NONE}
 
 
 def choose_tiles(library: ctypes.CDLL) -> None:
-    """Use the CPU's tiles if that can be; the log says so, and if something is odd why not."""
+    """Use the CPU's tiles if possible; the decision, and the reason of an unexpected one, is
+    logged."""
     wanted = os.environ.get(KERNELS)
     if wanted == WITHOUT_TILES or wanted in supported_targets()[1:]:
         logger.info("%s=%s: no matrix tiles are used", KERNELS, wanted)
@@ -58,9 +59,9 @@ def choose_tiles(library: ctypes.CDLL) -> None:
 
 
 def use_tiles(library: ctypes.CDLL, wanted: Tiles) -> Answer:
-    """Products go by `wanted` from now on, or by vectors if the answer is no.
+    """Use `wanted` for all further products, or vectors if the answer is negative.
 
-    No operator may run meanwhile, and a model that was loaded before has the name of another.
+    No operator may run meanwhile, and models that were loaded before have another fingerprint.
     """
     answer = Answer(library.baton_use_tiles(int(wanted)))
     _of_process["tiles"] = wanted if answer is Answer.IN_USE else Tiles.NONE

@@ -1,7 +1,8 @@
-"""The sum of 64-bit words, modulo 2^64: reading and next to nothing else.
+"""Measures memory bandwidth: the sum of 64-bit words modulo 2^64, with hardly any work besides
+reading.
 
-What comes out is of no use; how long it takes over memory that no cache holds tells the bandwidth
-that whatever reads weights or KV can have.
+The sum itself is not used. The time it takes over memory that is in no cache gives the bandwidth
+that is available for reading weights or KV.
 """
 
 from __future__ import annotations

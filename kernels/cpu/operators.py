@@ -1,12 +1,12 @@
-"""Calls of compiled operators: at once, or onto the tape that is being recorded.
+"""Calls of compiled operators, which run at once or are recorded on a tape.
 
     y = torch.empty_like(x)
     inputs = {"x": x, "more": z, "width": width}
     call(Call("add_f32", rows=len(x), inputs=inputs, outputs={"y": y}))
 
-The names are those of the fields that the operator declares in its C++ source, from which Python
-reads them (`signature_of`): a call that lacks one, or has another, is refused. Tensors must be
-contiguous from their first item on, or carry their strides among the inputs.
+The names are those of the fields that the operator declares in its C++ source, which Python reads
+(`signature_of`): a call with a missing or an unknown field is refused. Tensors must be contiguous
+from their first item on, or have their strides among the inputs.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ ROWS_TOKENS = -1
 ROWS_OUTPUTS = -2
 
 ALONE_BYTES = 16 << 10
-"""A core copies them in half a microsecond, which is what a second one costs."""
+"""Bytes that a core copies in half a microsecond, the cost of waking a second one."""
 
 SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
-"""The dtypes that operators compute with; others are left to torch."""
+"""The dtypes that operators support; torch computes with others."""
 
 
 class Pass(ctypes.Structure):
-    """The pass as C++ reads it: `Pass` of source/operator.h."""
+    """The pass as C++ reads it: `Pass` of source/runtime/operator.h."""
 
     _fields_ = (
         ("num_tokens", ctypes.c_int64),
@@ -50,11 +50,11 @@ Args = ctypes.Structure
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The fields that an operator takes beside its rows."""
+    """The fields that an operator takes."""
 
     args: type[Args]
     tensors: frozenset[str]
-    """The fields that are addresses."""
+    """The fields that are pointers."""
     numbers: frozenset[str]
 
 
@@ -68,29 +68,29 @@ class Entry(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One operator and what it is given.
+    """One operator with its arguments.
 
-    `outputs` are what it was given to write, row after row; memory that it changes and that was
-    there before, such as an arena, is among the `inputs`.
+    `outputs` are tensors that the operator writes, row by row; memory that existed before and is
+    updated, such as an arena, is among the `inputs`.
     """
 
     name: str
     _: KW_ONLY
     rows: int
-    """The tokens, or the outputs, of the pass."""
+    """Number of tokens, or of outputs, of the pass."""
     inputs: Mapping[str, Tensor | float | None]
-    """Tensors, None where there is none, and numbers, by field."""
+    """Tensors, numbers, or None for optional tensors, by field."""
     outputs: Mapping[str, Tensor | None]
     alone_rows: int = 0
-    """Most rows that one thread computes before a second would have heard of them."""
+    """Most rows that one thread computes sooner than a second thread would be notified."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that is read or written, by field."""
+        """All tensors that are read or written, by field."""
         given = {**self.inputs, **self.outputs}
         return {name: value for name, value in given.items() if isinstance(value, Tensor)}
 
     def args(self) -> Args:
-        """Raises TypeError if what is given is not what the operator declares."""
+        """Raises TypeError if the arguments are not those that the operator declares."""
         signature = signature_of(self.name)
         addresses: dict[str, int | None] = {}
         numbers: dict[str, float] = {}
@@ -111,7 +111,7 @@ class Call:
         return signature.args(self.rows, **addresses, **numbers)
 
     def entry(self, args: Args) -> Entry:
-        """`args` must be kept for as long as the entry is played."""
+        """`args` must be kept alive as long as the entry may be run."""
         return Entry(address_of(self.name), ctypes.addressof(args), self.alone_rows)
 
 
@@ -138,12 +138,12 @@ _of_thread = _OfThread()
 
 
 def set_recording(recording: Recording | None) -> None:
-    """The recording, if any, that is told of all further calls of this thread."""
+    """Set the recording, or None, that receives all further calls of this thread."""
     _of_thread.recording = recording
 
 
 def runs(*tensors: Tensor) -> bool:
-    """Whether operators compute on such tensors, which must be of one dtype, on this machine."""
+    """Whether this machine has operators for such tensors, which must all have one dtype."""
     first = tensors[0]
     return (
         first.device.type == "cpu"
@@ -154,17 +154,17 @@ def runs(*tensors: Tensor) -> bool:
 
 
 def small_rows(row_bytes: int) -> int:
-    """`alone_rows` of an operator that does little more than read and write such rows."""
+    """`alone_rows` of an operator that does little more than read and write rows of this size."""
     return ALONE_BYTES // row_bytes
 
 
 def of_dtype(name: str, dtype: torch.dtype) -> str:
-    """The operator `name` for tensors of `dtype`."""
+    """Name of the operator `name` for tensors of `dtype`."""
     return f"{name}_{SUFFIXES[dtype]}"
 
 
 def call(made: Call, of: Pass | None = None) -> None:
-    """Run an operator now. `of` tells how large the pass is, to those that look at it."""
+    """Run an operator now. `of`: the size of the pass, for operators that need it."""
     args = made.args()
     play((Entry * 1)(made.entry(args)), of or Pass())
     if _of_thread.recording is not None:
@@ -179,7 +179,8 @@ def play(
     count: int | None = None,
     seconds: ctypes.Array[ctypes.c_double] | None = None,
 ) -> None:
-    """Run some entries in turn, on as many threads as torch has; `seconds` of each are added up."""
+    """Run entries one after the other with torch's number of threads; the time of each is added to
+    `seconds`."""
     num_entries = len(entries) - first if count is None else count
     _run()(
         ctypes.byref(entries, first * ctypes.sizeof(Entry)),
@@ -205,12 +206,12 @@ def _run() -> ctypes._NamedFuncPointer:
 
 
 _FIELD = re.compile(r"(?:const )?(?P<kind>\w+\*|int64_t|double) (?P<name>\w+)")
-"""One declared field; any pointer is the address of a tensor."""
+"""One declared field; every pointer is the address of a tensor."""
 
 
 @cache
 def signature_of(name: str) -> Signature:
-    """Read from the text of the declaration in C++."""
+    """The signature, parsed from the text of the C++ declaration."""
     declare = getattr(_library(), f"{name}_fields")
     declare.restype = ctypes.c_char_p
     fields: list[tuple[str, type]] = []
@@ -229,7 +230,7 @@ _C_TYPES: Mapping[str, type] = {"int64_t": ctypes.c_int64, "double": ctypes.c_do
 
 @cache
 def address_of(name: str) -> int:
-    """Raises AttributeError for an operator that the library has not."""
+    """Raises AttributeError for an operator that the library does not have."""
     address = ctypes.cast(getattr(_library(), name), ctypes.c_void_p).value
     assert address is not None
     return address

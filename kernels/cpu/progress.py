@@ -1,9 +1,9 @@
-"""What is said while operators are compiled: `kernels: 12 of 43 compiled, 8 s`.
+"""Reports the progress of compilation: `kernels: 12 of 43 compiled, 8 s`.
 
-terminal    one line, which is written over, also by what is said after a build that failed
-elsewhere   a line when it begins, one every few seconds, and one when all are compiled
+terminal    one line, which is overwritten, also by a message after a failed build
+elsewhere   a line at the beginning, one every few seconds, and one at the end
 
-Of a build that finds all of them compiled there is nothing to say.
+A build that finds everything compiled reports nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ EVERY_S = 5.0
 
 
 class BuildProgress:
-    """Says by `say` how far a build is, when it begins and ends and every few seconds."""
+    """Calls `say` when a build begins and ends, and every few seconds."""
 
     def __init__(self, say: Callable[[str], object], *, every_s: float, clock: Clock = monotonic):
         self._say = say
@@ -39,7 +39,7 @@ class BuildProgress:
 
 
 def progress_on(file: TextIO) -> Report:
-    """Progress as fits `file`."""
+    """Progress in the form that suits `file`."""
     if not file.isatty():
         return BuildProgress(lambda line: print(line, file=file, flush=True), every_s=EVERY_S)
     line_by_line = BuildProgress(

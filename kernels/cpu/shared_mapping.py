@@ -1,9 +1,10 @@
-"""Files that processes share as memory, mapped where pages of 2 MB fit, and moved onto such.
+"""Maps files that processes share as memory, so aligned that pages of 2 MB fit, and moves them onto
+such.
 
     mapped     the file begins on small pages, as always
-    collapse   what is there is copied onto a huge page, for all who map it (Linux 6.1 and later)
+    collapse   its content is copied onto a huge page, for all who map it (Linux 6.1 and later)
 
-Without torch: whoever looks at a machine asks, too.
+Without torch, as programs that only inspect a machine use it, too.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ _LOWEST_BIT = bytes(byte & 1 for byte in range(256))
 
 
 def mapped(file: int, num_bytes: int, *, is_writable: bool = True) -> memoryview:
-    """A file from its beginning; whoever looks into it keeps it mapped.
+    """Map a file from its beginning. It stays mapped as long as the returned memory is referenced.
 
-    Raises OSError, and ValueError for more bytes than the file has: to touch them would end the
+    Raises OSError, and ValueError for more bytes than the file has: touching them would kill the
     process.
     """
     access = mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0)
@@ -51,20 +52,20 @@ def mapped(file: int, num_bytes: int, *, is_writable: bool = True) -> memoryview
         if begin < end:
             libc.munmap(begin, end - begin)
     array = (ctypes.c_char * num_bytes).from_address(first)
-    # Not at the interpreter's end: threads may still look into it then.
+    # Do not unmap at interpreter exit: threads may still read the memory.
     weakref.finalize(array, libc.munmap, first, size).atexit = False
     memory = memoryview(array).cast("B")
     return memory if is_writable else memory.toreadonly()
 
 
 def address_of(memory: memoryview) -> int:
-    """Where writable memory begins."""
+    """The address of writable memory."""
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
 def collapse(address: int, num_bytes: int) -> int:
-    """0, or the errno: EINVAL also where nothing was written yet. Other threads go on meanwhile,
-    but for those that touch this memory."""
+    """Returns 0 or the errno; EINVAL also if nothing was written yet. Only threads that touch this
+    memory wait meanwhile."""
     libc = _libc()
     if libc is None:
         return errno.EINVAL
@@ -72,7 +73,7 @@ def collapse(address: int, num_bytes: int) -> int:
 
 
 def num_resident(address: int, num_bytes: int) -> int:
-    """Bytes of mapped memory that there are: that anybody wrote, or read."""
+    """Bytes of mapped memory that are resident, because they were written or read."""
     libc = _libc()
     pages = (ctypes.c_ubyte * (num_bytes // mmap.PAGESIZE))()
     if libc is None or libc.mincore(address, num_bytes, pages):
@@ -81,7 +82,7 @@ def num_resident(address: int, num_bytes: int) -> int:
 
 
 def can_collapse() -> bool:
-    """Whether this kernel does, tried on 2 MB."""
+    """Whether the kernel supports `collapse`, found out by trying it on 2 MB."""
     if not hasattr(os, "memfd_create"):
         return False
     file = os.memfd_create("baton-huge-page", os.MFD_CLOEXEC)
@@ -98,7 +99,7 @@ def can_collapse() -> bool:
 
 @cache
 def _libc() -> Any:
-    """None where memory is not mapped as Linux does it."""
+    """The C library; None if the system does not map memory as Linux does."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return None
     libc = ctypes.CDLL(None, use_errno=True)

@@ -1,10 +1,10 @@
-"""Pieces of memory on huge pages, many to a page, for weights that stay as long as their model.
+"""Pieces of memory that share huge pages, for weights that live as long as their model.
 
     mapping of 64 MB   [piece][piece ][pie|ce]...      | a page of 2 MB
 
-A weight of four bits is often less than one huge page, and alone would lie on small ones: there
-four bits were read at 24 GB/s by a core that read 32 from huge pages. A mapping is given back when
-the last of its pieces is.
+A 4-bit weight is often smaller than one huge page, and would be on small pages if allocated alone:
+a core read 4-bit weights at 24 GB/s from small pages and at 32 GB/s from huge ones. A mapping is
+released with the last of its pieces.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ ALIGNMENT = 64
 
 
 class SharedPages:
-    """What is left of the mapping that pieces are cut from. For any thread."""
+    """The unused rest of the current mapping. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._rest = torch.empty(0, dtype=torch.uint8)
 
     def cut(self, shape: tuple[int, ...]) -> Tensor:
-        """Bytes, contiguous, 64-byte aligned. What is large gets a mapping of its own."""
+        """Allocate bytes: contiguous, 64-byte aligned. Large pieces get a mapping of their own."""
         num_bytes = torch.Size(shape).numel()
         if num_bytes > MAPPING_BYTES // 4:
             return huge_pages.empty(shape, torch.uint8)
@@ -42,4 +42,4 @@ class SharedPages:
 
 
 PAGES = SharedPages()
-"""The pages of this process: weights of several models may lie side by side."""
+"""The shared pages of this process; weights of several models may share a page."""

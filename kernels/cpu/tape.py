@@ -1,22 +1,23 @@
-"""A forward pass as a list of operators, recorded once and played for batches of any size.
+"""A tape: a forward pass as a list of operators, recorded once and replayed for batches of any
+size.
 
     with Recorder() as recorder:               runs the model, in Python, on a few tokens
         hidden = model(batch, arenas, recorder.mark)
     tape = recorder.tape(hidden, max_tokens=.., max_outputs=..)
-    tape.play(of)                              runs the same operators, without Python, on others
+    tape.play(of)                              runs the same operators on others, without Python
 
-This is what capturing a graph is on a GPU: the tensors that describe a pass (tokens, positions,
-block tables) stay where they are and are filled anew, how many there are is looked up in `Pass`,
-and all else is fixed. A tape holds
+This corresponds to a CUDA graph: the tensors that describe a pass (tokens, positions, block tables)
+stay at their addresses and are filled anew, their sizes are read from `Pass`, and everything else
+is fixed. A tape holds
 
     constants     tensors that no operator wrote: weights, arenas, the description of the pass
-    buffers       what operators wrote: given memory anew, for as many rows as a pass may have;
-                  two that are not needed at once share it, like the registers of a compiler
+    buffers       tensors that operators wrote: reallocated for the largest pass. Two that are not
+                  live at the same time share memory, as values share the registers of a compiler
 
-The recorded pass has 7 tokens of which 5 are outputs (`NUM_TOKENS`, `NUM_OUTPUTS`): that tells the
-two kinds of rows apart, and from other numbers. Everything between the operators must be views: an
-operation of torch on what an operator wrote would be a constant of the tape. So play another pass,
-and compare, before a tape is trusted.
+The recorded pass has 7 tokens of which 5 are outputs (`NUM_TOKENS`, `NUM_OUTPUTS`), so that the two
+numbers of rows can be told apart from each other and from other sizes. Between operators there may
+only be views: the result of a torch operation on an operator's output would be recorded as a
+constant. So replay another pass and compare results before a tape is used.
 """
 
 from __future__ import annotations
@@ -48,28 +49,28 @@ ALIGNMENT = 64
 
 
 class NotRecordable(ValueError):
-    """The calls that were recorded make no tape."""
+    """The recorded calls do not make a tape."""
 
 
 @dataclass(slots=True)
 class _Buffer:
-    """Memory that one operator wrote, and for how long it is needed."""
+    """Memory that one operator wrote, and its lifetime."""
 
     tensor: Tensor
     first: int
     last: int
-    """Calls that write it first and touch it last."""
+    """Numbers of the call that writes it first and of the call that touches it last."""
     bytes_per_row: int
     rows: int
     start: int = 0
-    """Its place in the memory of the tape."""
+    """Its offset in the memory of the tape."""
 
     def covers(self, address: int) -> bool:
         return 0 <= address - self.tensor.data_ptr() < self.tensor.nbytes
 
 
 class Recorder:
-    """Records the calls of this thread while it is entered."""
+    """Records the calls of this thread while the context is entered."""
 
     def __init__(self) -> None:
         self._calls: list[Call] = []
@@ -90,7 +91,7 @@ class Recorder:
         set_recording(None)
 
     def mark(self, layer: int) -> None:
-        """An `OnLayer`: the tape can stop here, where all of `layer` is computed."""
+        """An `OnLayer`: a point at which the tape can stop, because `layer` is computed."""
         self._marks.append(len(self._calls))
 
     def record(self, call: Call) -> None:
@@ -113,10 +114,10 @@ class Recorder:
         given: Tensor | None = None,
         further: Sequence[Tensor] = (),
     ) -> Tape:
-        """`result` is the tensor, written by an operator, that a pass is played for, and `further`
-        are others that are wanted besides.
+        """`result` is the tensor, written by an operator, for which passes are replayed; `further`
+        are other wanted tensors.
 
-        `given` is a constant of which every pass may have another; see `Tape.give`.
+        `given` is a constant that may be replaced for each pass; see `Tape.give`.
         """
         found = self._kept(result)
         kept = [self._kept(tensor) for tensor in further]
@@ -161,7 +162,8 @@ class Recorder:
         )
 
     def _numbers_for(self, result: _Buffer) -> list[int]:
-        """The calls that it takes to write `result`, and all memory that was there before."""
+        """The numbers of the calls that are needed for `result`, or that write memory which existed
+        before."""
         needed, numbers = {id(result)}, []
         for number, call in reversed(list(enumerate(self._calls))):
             written = [self._find(t.data_ptr()) for t in call.outputs.values() if t is not None]
@@ -173,7 +175,7 @@ class Recorder:
         return numbers[::-1]
 
     def _kept(self, tensor: Tensor) -> _Buffer:
-        """Its memory, which nothing else gets until the pass is over."""
+        """The buffer of a tensor, which is not shared until the end of the pass."""
         found = self._find(tensor.data_ptr())
         if found is None or found.tensor.data_ptr() != tensor.data_ptr():
             raise NotRecordable("no operator wrote the result")
@@ -203,7 +205,8 @@ def _rows_of(rows: int) -> int:
 
 
 def _allot(buffers: Sequence[_Buffer], rows: dict[int, int]) -> int:
-    """Give each buffer the lowest place that is free while it is needed; the bytes of all."""
+    """Give each buffer the lowest offset that is free during its lifetime; returns the bytes of
+    all."""
     placed: list[tuple[_Buffer, int]] = []
     for buffer in buffers:
         size = -(-buffer.bytes_per_row * rows[buffer.rows] // ALIGNMENT) * ALIGNMENT
@@ -227,35 +230,35 @@ class Tape:
     calls: tuple[Call, ...]
     """Calls as recorded; they keep the constants alive."""
     args: tuple[Args, ...]
-    """The arguments that each call is given instead."""
+    """The arguments that replace the recorded ones."""
     entries: ctypes.Array[Entry]
     bare_entries: ctypes.Array[Entry]
-    """Entries that `result` needs: without what only `further` does."""
+    """Entries needed for `result` alone, without `further`."""
     marks: tuple[int, ...]
-    """Calls that come before the end of each layer."""
+    """Number of calls before the end of each layer."""
     memory: Tensor
     result: Tensor
-    """Where every pass leaves what it was played for: the first rows of it."""
+    """Where each pass leaves its result, in the first rows."""
     further: tuple[Tensor, ...]
-    """Where every pass leaves what is wanted besides `result`."""
+    """Where each pass leaves the other wanted tensors."""
     given: tuple[tuple[Args, str], ...]
 
     def give(self, tensor: Tensor) -> None:
-        """Let the next passes read `tensor` where the recorded one read `given`."""
+        """Make further passes read `tensor` where the recorded one read `given`."""
         address = tensor.data_ptr()
         for args, field in self.given:
             setattr(args, field, address)
 
     def play_bare(self, of: Pass) -> None:
-        """Play for `result` alone: what lies in `further` then means nothing."""
+        """Replay for `result` alone; the content of `further` is undefined afterwards."""
         play(self.bare_entries, of)
 
     def play(self, of: Pass, *, seconds: ctypes.Array[ctypes.c_double] | None = None) -> None:
-        """`seconds` has one for each of the calls, to which what it took is added."""
+        """Replay. `seconds` has one element per call, to which its time is added."""
         play(self.entries, of, seconds=seconds)
 
     def play_by_layer(self, of: Pass, on_layer: Callable[[int], None]) -> None:
-        """`play`, with `on_layer` called after each layer, whose KV is then in the cache."""
+        """`play`, with `on_layer` called after each layer, whose KV is in the cache then."""
         first = 0
         for layer, end in enumerate(self.marks):
             play(self.entries, of, first=first, count=end - first)

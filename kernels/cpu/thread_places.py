@@ -1,11 +1,11 @@
-"""On which CPUs the threads that compute run, where a machine has several NUMA nodes.
+"""Pins compute threads to CPUs on a machine with several NUMA nodes.
 
-    thread         0   1   2   3       of the pool: each begins with its own part of every operator
+    thread         0   1   2   3       of the pool; each begins with its own part of every operator
     NUMA node      0   0   1   1
-    a weight     | 0     | 1     |     touched first, and so had, beside the threads that read it
+    a weight     | 0     | 1     |     allocated on the nodes of the threads that read its parts
 
-Told once, before weights are loaded, by whoever knows the machine; see source/runtime/placing.cpp.
-Where nobody tells, threads run anywhere and memory is had as the system does it.
+Called once, before weights are loaded; see source/runtime/placing.cpp. Otherwise threads run
+anywhere, and the system places memory.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _of_process: dict[str, ctypes.CDLL] = {}
 
 
 def place_threads(library: ctypes.CDLL, places: Sequence[Collection[int]]) -> None:
-    """From its next pass on, each of the threads that compute runs on its CPUs; the first is who
-    calls. Without `places` all stay where they are."""
+    """Pin each compute thread to its CPUs from its next pass on; the first is the calling thread.
+    Without `places` nothing changes."""
     num_words = max((max(cpus) // WORD + 1 for cpus in places), default=0)
     masks = (ctypes.c_uint64 * (len(places) * num_words))()
     for thread, cpus in enumerate(places):
@@ -36,7 +36,7 @@ def place_threads(library: ctypes.CDLL, places: Sequence[Collection[int]]) -> No
 
 
 def touch(address: int, num_bytes: int) -> None:
-    """Memory that nobody has written yet comes to lie where the threads are that read its parts."""
+    """Place memory that nobody has written yet on the nodes of the threads that read its parts."""
     library = _of_process.get("library")
     if library is not None:
         library.baton_touch(ctypes.c_void_p(address), ctypes.c_int64(num_bytes))

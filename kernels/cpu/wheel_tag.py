@@ -1,10 +1,10 @@
-"""Where a wheel that brings compiled operators runs, as its name says it: `manylinux_2_29_x86_64`.
+"""The platform tag of a wheel with compiled operators, such as `manylinux_2_29_x86_64`.
 
-It is read from the libraries and not from this machine, for they may be cross-compiled, and they
-ask for an older glibc than the one they were linked with. Of libstdc++ they may ask for a newer
-version than distributions with that glibc have: then the name says the glibc of those that have it,
-as the policies of manylinux do. hatch_build.py reads this file by itself, where neither Baton nor
-torch is installed: nothing but the standard library is imported here.
+It is derived from the libraries and not from this machine, because they may be cross-compiled and
+may need an older glibc than the one they were linked with. They may need a newer libstdc++ than
+distributions with that glibc have; then the tag names the glibc of distributions that have it, as
+the manylinux policies do. hatch_build.py loads this file on its own, where neither Baton nor torch
+is installed, so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 OLDEST_GLIBC = (2, 17)
-"""The oldest that pip knows by such a name for every kind of machine."""
+"""The oldest glibc for which pip knows such a tag on every machine."""
 
 _MACHINES = {62: "x86_64", 183: "aarch64"}  # e_machine of ELF
 _OF_GLIBC = re.compile(rb"\0GLIBC_(\d+)\.(\d+)[.\d]*(?=\0)")
@@ -26,7 +26,7 @@ _GLIBC_BESIDE = {  # versions of libstdc++ up to this one are where there is suc
 
 
 def platform_tag(libraries: Iterable[Path]) -> str:
-    """Raises ValueError unless all of them are for one known kind of machine."""
+    """Raises ValueError unless all libraries are for one known machine."""
     contents = {library: library.read_bytes() for library in libraries}
     machines = {_machine(library, content) for library, content in contents.items()}
     if len(machines) != 1:
@@ -44,13 +44,13 @@ def _machine(library: Path, content: bytes) -> str:
 
 
 def glibc(content: bytes) -> tuple[int, int]:
-    """The newest that a symbol is asked for by; versions stand among the names of symbols."""
+    """The newest version that a symbol requires, found among the names of symbols."""
     named = [(int(major), int(minor)) for major, minor in _OF_GLIBC.findall(content)]
     return max([OLDEST_GLIBC, *named])
 
 
 def _glibc_beside(content: bytes) -> tuple[int, int]:
-    """The glibc of distributions that have the libstdc++ that is asked for."""
+    """The glibc of distributions that have the required libstdc++."""
     oldest = OLDEST_GLIBC
     for kind, last in _OF_LIBSTDCXX.findall(content):
         fitting = [beside for known, beside in _GLIBC_BESIDE[kind].items() if int(last) <= known]

@@ -1,4 +1,4 @@
-"""The operator of source/word_sum.cpp."""
+"""Calls the operator of source/elementwise/word_sum.cpp."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
 """Growing token sequences with look-up of the tokens that followed a given suffix.
 
     text      a b c d  a b c e  a b x  ... b c        looked up by the last two tokens, then longer
-    longest   before e, 2 equal tokens                the last place of the longest match
-    agreed    d or e, by the majority of places       token by token, with the share of their weight
+    longest   before e, 2 equal tokens                the last position of the longest match
+    agreed    d or e, by the majority of positions    token by token, with the share of their weight
 
-Compiled where the library is there (`kernels/cpu/source/drafting/token_text.cpp`), else as
-`ReferenceText` does it. A *place* is before its token: place 2 is behind the first pair.
+Compiled if the library is available (`kernels/cpu/source/drafting/token_text.cpp`), else
+`ReferenceText`. A *place* is the position of the token that follows a match: place 2 follows the
+first pair.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from baton.kernels.drafting.token_text_cpu import CompiledText
 PIECE = 16_384
 """The most tokens that the reference sorts at once."""
 TAIL = 1024
-"""Tokens in its table, at most."""
+"""Most tokens in its table."""
 GAP = -1
-"""Separator between texts in one: no token."""
+"""Separator between texts; not a token."""
 
 
 class TokenText(Protocol):
@@ -45,19 +46,19 @@ class TokenText(Protocol):
         """The last `num_tokens`, or all if fewer."""
 
     def longest(self, tokens: Sequence[int], how: LookUp) -> tuple[int, int]:
-        """The place behind the longest match with the end of `tokens`, of several the last, and the
-        tokens of that match; zeros if there is none of two tokens."""
+        """The place after the longest match with the end of `tokens` (the last of several) and the
+        length of that match; zeros if there is none of two tokens."""
 
     def agreed(
         self, tokens: Sequence[int], how: LookUp, max_tokens: int, other: TokenText | None
     ) -> tuple[list[int], list[float]]:
-        """The majority's continuation of `tokens`, by the places here and in `other`, a text of the
-        same kind, weighted by match length: tokens with confidences. A place that disagrees is
+        """The continuation of `tokens` by majority of the places here and in `other`, a text of the
+        same class, weighted by match length: tokens with confidences. A place that disagrees is
         dropped for later tokens; matches of half the longest length or less do not count."""
 
 
 def kind_of_texts() -> Callable[[], TokenText]:
-    """The class of texts to use, compiled if possible. Kinds cannot be mixed, so ask once."""
+    """The class of texts to use, compiled if possible. Classes cannot be mixed, so call it once."""
     found = library_without_torch()
     if found is None:
         return ReferenceText
@@ -66,23 +67,23 @@ def kind_of_texts() -> Callable[[], TokenText]:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Two arrays, pairs and places, searched by halves: 12 bytes a token, and 16,384 tokens in 4
-    ms."""
+    """Sorted arrays of pairs and places with binary search: 12 bytes a token; sorting 16,384 tokens
+    takes 4 ms."""
 
     start: int
-    """The place behind its first pair."""
+    """The place after its first pair."""
     pairs: array[int]  # int64
     places: array[int]  # int32
-    """Where the token behind each stands, in order among equal pairs."""
+    """The places that follow the pairs, ascending among equal pairs."""
 
-    def behind(self, pair: int, max_places: int) -> array[int]:
-        """The last of them."""
+    def places_after(self, pair: int, max_places: int) -> array[int]:
+        """The last `max_places` places that follow `pair`."""
         first, stop = bisect_left(self.pairs, pair), bisect_right(self.pairs, pair)
         return self.places[max(first, stop - max_places) : stop]
 
 
 class ReferenceText:
-    """The reference. The last tokens are in a table, to which adding is fast:
+    """The reference. The last tokens are in a hash table, which is fast to extend:
 
     |<- sorted ->|<- sorted ->| ... |<- counted ->|      pieces of the text, the oldest first
        at most PIECE pairs             at most TAIL
@@ -92,9 +93,9 @@ class ReferenceText:
         self.tokens: list[int] = []
         self._pieces: list[_Piece] = []
         self._tail: dict[int, list[int]] = {}
-        """Places of the token behind each pair of tokens, in order."""
+        """Ascending places that follow each pair of tokens."""
         self._tail_start = 2
-        """The place behind the first pair of it; no pair stands before place 2."""
+        """The place after its first pair; the first pair of the text is followed by place 2."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -103,7 +104,9 @@ class ReferenceText:
         return self.tokens[-num_tokens:]
 
     def longest(self, tokens: Sequence[int], how: LookUp) -> tuple[int, int]:
-        places = self.behind((tokens[-2], tokens[-1]), how.max_places) if len(tokens) > 1 else ()
+        places = (
+            self.places_after((tokens[-2], tokens[-1]), how.max_places) if len(tokens) > 1 else ()
+        )
         if not places:
             return 0, 0
         lengths = [common_suffix(self.tokens, place, tokens, how.max_match) for place in places]
@@ -125,7 +128,7 @@ class ReferenceText:
         text = self.tokens
         return [
             (text[place : place + max_tokens], common_suffix(text, place, tokens, how.max_match))
-            for place in self.behind((tokens[-2], tokens[-1]), how.max_places)
+            for place in self.places_after((tokens[-2], tokens[-1]), how.max_places)
         ]
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -138,21 +141,21 @@ class ReferenceText:
             tail.setdefault(_key(text[place - 2], text[place - 1]), []).append(place)
 
     def num_touched(self, num_new: int) -> int:
-        """All that it would sort."""
+        """Number of tokens that would be sorted."""
         length = len(self.tokens) + num_new
         if length - self._tail_start <= TAIL:
             return num_new
         return max(num_new, length + 1 - self._sorted_from(length))
 
-    def behind(self, pair: tuple[int, int], max_places: int) -> list[int]:
-        """The places behind the last occurrences of `pair` that a token stands in, latest first."""
+    def places_after(self, pair: tuple[int, int], max_places: int) -> list[int]:
+        """The last places that follow `pair` and hold a token, latest first."""
         key, last = _key(*pair), len(self.tokens)
         places_of_tail = self._tail.get(key, ())[-max_places - 1 :]  # one may be at the very end
         found = [place for place in reversed(places_of_tail) if place < last]
         for piece in reversed(self._pieces):
             if len(found) >= max_places:
                 break
-            places = piece.behind(key, max_places + 1)
+            places = piece.places_after(key, max_places + 1)
             found += [place for place in reversed(places) if place < last]
         return found[:max_places]
 
@@ -168,27 +171,27 @@ class ReferenceText:
         self._tail_start = len(self.tokens) + 1
 
     def _sorted_from(self, length: int) -> int:
-        """Where the first piece begins that is made when the text is that long."""
+        """The beginning of the first piece to be built when the text has this length."""
         if self._pieces and length - self._pieces[-1].start < PIECE:
             return self._pieces[-1].start
         return self._tail_start
 
 
 def _sorted(text: Sequence[int], start: int) -> _Piece:
-    """`start`: the place behind the first two tokens of `text`."""
+    """`start`: the place after the first two tokens of `text`."""
     tokens = torch.tensor(text, dtype=torch.int64)
     pairs, order = torch.sort((tokens[:-1] << 32) | (tokens[1:] & 0xFFFFFFFF), stable=True)
     return _Piece(start, array("q", pairs.tolist()), array("i", (order + start).tolist()))
 
 
 _Match = tuple[list[int], int]
-"""What stands behind a match, as far as a draft may be long, and the length of the match."""
+"""The tokens that follow a match, up to the longest draft, and the length of the match."""
 
 
 def _agreed(
     matches: Sequence[_Match], how: LookUp, max_tokens: int
 ) -> tuple[list[int], list[float]]:
-    """Token by token the one with the most weight; matches that disagree are dropped."""
+    """At each position the token with the most weight; matches that disagree are dropped."""
     longest = max([length for _, length in matches])
     left = [match for match in matches if 2 * match[1] > longest]
     sure = min(1.0, longest / how.sure_length)

@@ -1,4 +1,4 @@
-"""The calls of source/drafting/token_text.cpp. The interpreter waits meanwhile."""
+"""Calls source/drafting/token_text.cpp, holding the GIL."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class CompiledText:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._call = _functions(library)
         self._text = self._call.new()
-        # Not when the interpreter ends: a thread may still look something up.
+        # Do not free at interpreter exit: a thread may still be looking something up.
         weakref.finalize(self, self._call.free, self._text).atexit = False
         self._num = 0
         self._found, self._confidences = array("i"), array("d")
@@ -95,7 +95,7 @@ class CompiledText:
         return self._found[:num].tolist(), self._confidences[:num].tolist()
 
     def _end_of(self, tokens: Sequence[int], how: LookUp) -> array[int]:
-        """Empty if the text ends with them itself, for it has all of them."""
+        """The end of `tokens`; empty if the text itself ends with it."""
         if len(tokens) == self._num:
             return array("i")
         return array("i", tokens[-max(2, how.max_match) :])

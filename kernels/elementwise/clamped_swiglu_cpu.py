@@ -1,4 +1,4 @@
-"""A gate that is cut off, by the operator of source/elementwise/clamped_swiglu.cpp."""
+"""Compiled clamped gate; see source/elementwise/clamped_swiglu.cpp."""
 
 from __future__ import annotations
 

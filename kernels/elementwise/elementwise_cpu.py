@@ -1,4 +1,4 @@
-"""Functions of single items by the operators of source/elementwise.cpp."""
+"""Compiled elementwise functions; see source/elementwise/elementwise.cpp."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from baton.kernels.cpu.operators import Call, call, of_dtype, small_rows
 
 FUNCTION_COST = 8
-"""An exponential and a division take as long as copying so many more bytes."""
+"""An exponential and a division take as long as copying this many bytes."""
 
 
 def apply(name: str, x: Tensor) -> Tensor:

@@ -2,10 +2,10 @@
 # mypy: no-warn-return-any
 """The gates of SwiGLU and GeGLU:   y = act(gate) * up      [T, 2F] -> [T, F]
 
-And that of kernels/elementwise/clamped_swiglu.py.
+The clamped gate of kernels/elementwise/clamped_swiglu.py, too.
 
-Bound by memory: each number is read once, 8 of a row by a thread. Arithmetic is float32, and only
-the product is rounded.
+Bound by memory: each item is read once, 8 items of a row per thread. Arithmetic is float32, and
+only the result is rounded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 COLUMNS = 1024
-"""16 bytes a thread of four warps, for numbers of two bytes."""
+"""16 bytes per thread of four warps, for items of two bytes."""
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

@@ -4,7 +4,7 @@
     tanh    y = x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
     GeGLU   y = gelu(gate) * up
 
-T tokens, F feed-forward width. Gate and up lie side by side, as one matrix product left them.
+T tokens, F feed-forward width. Gate and up are concatenated, as one matrix product writes them.
 """
 
 from __future__ import annotations

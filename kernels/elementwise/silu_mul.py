@@ -1,6 +1,6 @@
 """The gate of SwiGLU (Shazeer 2020):   y = silu(gate) * up.
 
-T tokens, F feed-forward width. Gate and up lie side by side, as one matrix product left them.
+T tokens, F feed-forward width. Gate and up are concatenated, as one matrix product writes them.
 """
 
 from __future__ import annotations

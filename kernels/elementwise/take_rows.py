@@ -1,4 +1,4 @@
-"""Some rows of a matrix:   y[s] = x[rows[s]]"""
+"""Gathers rows of a matrix:   y[s] = x[rows[s]]"""
 
 from __future__ import annotations
 

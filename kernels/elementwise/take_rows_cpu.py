@@ -1,4 +1,4 @@
-"""Some rows of a matrix by the operator of source/take_rows.cpp."""
+"""Compiled gathering of rows; see source/elementwise/take_rows.cpp."""
 
 from __future__ import annotations
 

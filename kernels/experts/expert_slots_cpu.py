@@ -1,4 +1,4 @@
-"""The compiled choice of a rank's own pairs; source/experts/expert_slots.cpp says how."""
+"""Compiled selection of a rank's own pairs; see source/experts/expert_slots.cpp."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Slots(Protocol):
 
 
 def own_pairs(routed: Choice, slots: Slots) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Slots, shares, pairs, stops."""
+    """Returns slots, shares, pairs, stops."""
     shape = routed.experts.shape
     own, pairs = (torch.empty(shape, dtype=torch.int32) for _ in range(2))
     stops = torch.empty(slots.count, dtype=torch.int32)

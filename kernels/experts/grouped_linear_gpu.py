@@ -1,20 +1,21 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, allow-incomplete-defs
 # mypy: no-warn-return-any
-"""Grouped products: rows sorted by group, each group with a matrix of its own.
+"""Grouped products: rows are sorted by group, and each group has a matrix of its own.
 
     y[p] = W[g] x[p]      g the group of row p      [P, K] x [E, N, K] -> [P, N]
 
     tiles of rows    | group 0: 0 1 2 | group 1: 3 | group 3: 4 5 | none ...      at most P/ROWS + E
 
-Rows of x may lie where their tokens are, and what comes out go where pairs are, not sorted: `Rows`.
+Rows of x may stay at their tokens, and results may be stored at their pairs, without sorting in
+memory: see `Rows`.
 
-A program works out from the groups' ends which tile it has: nothing is read back by the host. The
-grid is for the most tiles that there can be, and programs behind the last one end at once. Programs
-of one tile of rows follow each other, so that W, which is the larger part, is read from the cache
-by the tiles of a group.
+A program finds its tile from the ends of the groups, so the host reads nothing back. The grid has
+the largest possible number of tiles, and programs beyond the last tile end at once. Programs of one
+tile of rows are adjacent, so that W, the larger operand, is read from the cache by the other tiles
+of the group.
 
-bfloat16 with many rows is torch's `grouped_mm` (CUTLASS), whose groups may be empty and whose ends
-stay on the device, too. What a row gives follows from it alone where tiles are of one size.
+bfloat16 with many rows uses torch's `grouped_mm` (CUTLASS), which supports empty groups and reads
+the ends on the device, too. With tiles of one size, results are batch-invariant.
 """
 
 from __future__ import annotations
@@ -30,26 +31,26 @@ from torch.nn import functional
 from baton.kernels.gpu.dot import dot
 
 LIBRARY_ROWS = 64
-"""A group, on average, from which the library is faster."""
+"""Rows per group, on average, from which the library is faster."""
 FEW_ROWS = 32
-"""A group, on average, below which tiles are low."""
+"""Rows per group, on average, below which tiles have few rows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Rows:
-    """Where the rows of sorted pairs are."""
+    """Where the rows of sorted pairs are in x and in the output."""
 
     pairs: Tensor
-    """[P] int32, by group"""
+    """[P] int32, sorted by group"""
     num_choices: int = 0
-    """Neighbours among the pairs that a row of x is for; 0: x is sorted."""
+    """Number of consecutive pairs that share a row of x; 0: x is sorted."""
     is_scattered: bool = False
-    """Whether the row of a pair is put where its number says."""
+    """Whether results are stored in the order of pair numbers instead of sorted."""
     shares: Tensor | None = None
-    """float32 [P], by pair: what x is multiplied by first."""
+    """float32 [P], by pair number: factors of x; None: 1."""
 
     def load(self, x: Tensor) -> Tensor:
-        """x [T, K], or sorted -> [P, K], sorted"""
+        """x [T, K], or sorted [P, K] -> sorted [P, K]"""
         if self.num_choices:
             x = x[self.pairs // self.num_choices]
         return x if self.shares is None else (x * self.shares[self.pairs, None]).to(x.dtype)
@@ -62,7 +63,8 @@ def grouped_linear(x: Tensor, weights: Tensor, stops: Tensor) -> Tensor:
 
 
 def has_library(x: Tensor, weights: Tensor, num_rows: int) -> bool:
-    """Whether it is there, and faster. Its rows must lie 16 bytes apart, or a multiple of it."""
+    """Whether the library supports the product and is faster. Its rows must be multiples of 16
+    bytes apart."""
     is_aligned = x.shape[1] % 8 == 0 and weights.shape[1] % 8 == 0
     is_there = x.is_cuda and x.dtype is torch.bfloat16 and is_aligned
     return is_there and num_rows >= LIBRARY_ROWS * len(weights)
@@ -77,13 +79,13 @@ def grouped_tiles(
     *,
     is_fixed: bool = False,
 ) -> Tensor:
-    """x [P, K] by group, weights [E, N, K], bias [E, N] -> [P, N]; or as `rows_of` says.
-    `is_fixed`: a row is the same beside any others."""
+    """x [P, K] by group, weights [E, N, K], bias [E, N] -> [P, N]; rows may be placed by `rows_of`.
+    `is_fixed`: results are batch-invariant."""
     x, weights = x.contiguous(), weights.contiguous()
     width, (num_groups, num_columns, _) = x.shape[1], weights.shape
     num_rows = len(x) if rows_of is None else len(rows_of.pairs)
     out = torch.empty(num_rows, num_columns, dtype=x.dtype, device=x.device)
-    # A group of few rows is bound by the bytes of its matrix, one of many by arithmetic.
+    # A group with few rows is bound by the bytes of its matrix, one with many by arithmetic.
     few = num_rows < FEW_ROWS * num_groups and not is_fixed
     rows, columns = (16, 64) if few else (64, 128)
     max_tiles = triton.cdiv(num_rows, rows) + num_groups
@@ -104,7 +106,7 @@ def grouped_tiles(
 def tile_of(
     tile, stops, NUM_GROUPS: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
-    """The group of a tile, NUM_GROUPS behind the last, its first row, and where the group ends."""
+    """The group of a tile (NUM_GROUPS after the last), its first row, and the end of the group."""
     group = tl.arange(0, GROUPS)
     is_group = group < NUM_GROUPS
     group_stops = tl.load(stops + group, mask=is_group, other=0)
@@ -121,7 +123,7 @@ def tile_of(
 
 @triton.jit
 def places_of(row, is_row, pairs, shares, CHOICES: tl.constexpr, IS_SCATTERED: tl.constexpr):
-    """Which rows of x those of sorted pairs are, and of what comes out; and what x is times."""
+    """Rows of x and of the output for sorted pairs, and the factors of x."""
     source, target, factors = row, row, tl.where(is_row, 1.0, 0.0)
     if pairs is not None:
         pair = tl.load(pairs + row, mask=is_row, other=0).to(tl.int64)

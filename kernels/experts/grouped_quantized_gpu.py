@@ -1,10 +1,10 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, allow-incomplete-defs
 # mypy: no-warn-return-any
-"""Grouped products with weights in few bits:   y[p] = W[g] x[p]   g the group of row p.
+"""Grouped products with quantized weights:   y[p] = W[g] x[p]   g the group of row p.
 
-Rows are dealt out to programs as in kernels/experts/grouped_linear_gpu.py, items widened in
-registers as in kernels/products/linear_gpu.py: W is read once for each tile of rows, and never lies
-widened in memory.
+Rows are assigned to programs as in kernels/experts/grouped_linear_gpu.py, and items are widened in
+registers as in kernels/products/linear_gpu.py: W is read once per tile of rows and is never
+dequantized in memory.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def grouped_quantized(
     bias: Tensor | None = None,
     is_fixed: bool = False,
 ) -> Tensor:
-    """x [P, K], items [E, N, K or K / 2], scales [E, N / group[0], K / group[1]], bias [E, N]
-    -> [P, N]; or as `rows_of` says. `is_fixed`: a row is the same beside any others."""
+    """x [P, K], items [E, N, K or K / 2], scales [E, N / group[0], K / group[1]], bias [E, N] ->
+    [P, N]; rows may be placed by `rows_of`. `is_fixed`: results are batch-invariant."""
     x = x.contiguous()
     width, (num_groups, num_columns, _) = x.shape[1], items.shape
     num_rows = len(x) if rows_of is None else len(rows_of.pairs)

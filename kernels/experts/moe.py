@@ -3,15 +3,15 @@
     out[t] = sum over c of  p[t, c] * down[e] act(gate[e] x[t], up[e] x[t])      e = experts[t, c]
            + sigmoid(g[t]) * shared[t]
 
-Every matrix may have a bias. Where the input is scaled (Llama 4), p multiplies x, not the output.
+Every matrix may have a bias. If the input is scaled (Llama 4), p multiplies x, not the output.
 `shared` is the shared expert's output, g its optional gate.
 
     grouped product     y[i] = W[e of pair i] x[i]   pairs by expert: see kernels/experts/routing.py
 
 The ends of the groups stay on the device, so that no pass waits for them and graphs can include
-them. Compiled CPU operators add a token's experts in the order of their numbers, so its result does
-not depend on the batch; torch and GPUs add them in the order of choice, with products split by the
-number of pairs, unless weights are `is_fixed`.
+them. Compiled CPU operators add a token's experts in the order of expert numbers, so results are
+batch-invariant. torch and GPUs add them in the order of choice, with products split by the number
+of pairs, unless weights are `is_fixed`.
 
 T tokens, C choices a token, P = T C pairs, E experts, D width, F feed-forward width.
 """
@@ -48,7 +48,7 @@ class Gating:
     alpha: float = 1.702
     limit: float = 7.0
     offset: float = 1.0
-    """These three are of `CLAMPED`."""
+    """This and the next two fields are used by `CLAMPED` only."""
 
     def __call__(self, gate_up: Tensor) -> Tensor:
         """[T, 2F] -> [T, F]"""
@@ -75,7 +75,7 @@ class ExpertWeights:
     gating: Gating = SWIGLU
     is_input_scaled: bool = False
     is_fixed: bool = False
-    """Whether a GPU's results must not depend on the batch; then no library is used."""
+    """Whether results on a GPU must be batch-invariant; no library is used then."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,7 +104,7 @@ def moe(x: Tensor, weights: ExpertWeights, routed: Routed, shared: Shared | None
 
 
 def stacks_of(weight: ExpertWeight) -> tuple[Tensor, ...]:
-    """Its tensors, each with a part of every expert, in order."""
+    """The tensors of a weight, each with a part of every expert."""
     found: tuple[Tensor | None, ...]
     match weight:
         case PackedExperts():
@@ -119,7 +119,7 @@ def stacks_of(weight: ExpertWeight) -> tuple[Tensor, ...]:
 
 
 def grouped_linear(x: Tensor, weights: ExpertWeight, stops: Tensor) -> Tensor:
-    """x [P, K] sorted by expert, weights [E, N, K] -> [P, N], each row times its expert's
+    """x [P, K] sorted by expert, weights [E, N, K] -> [P, N]: each row multiplied by its expert's
     matrix."""
     if isinstance(weights, QuantizedExperts):
         return weights.grouped_linear(x, stops)
@@ -144,7 +144,7 @@ def grouped_linear(x: Tensor, weights: ExpertWeight, stops: Tensor) -> Tensor:
 
 
 def _one_by_one(x: Tensor, weights: PackedQuantizedExperts, stops: Tensor) -> Tensor:
-    """Experts one by one, without operators."""
+    """The same with a loop over experts, for lack of compiled operators."""
     y = x.new_empty(len(x), weights.shape[1])
     start = 0
     for expert, stop in enumerate(stops.tolist()):
@@ -155,7 +155,7 @@ def _one_by_one(x: Tensor, weights: PackedQuantizedExperts, stops: Tensor) -> Te
 
 
 def _by_groups(x: Tensor, weights: ExpertWeights, routed: Routed, shared: Shared | None) -> Tensor:
-    """Grouped products by torch, or Triton."""
+    """MoE by grouped products of torch or Triton."""
     if x.is_cuda:
         from baton.kernels.experts import moe_gpu as gpu
 
@@ -223,7 +223,8 @@ def _check(x: Tensor, weights: ExpertWeights, routed: Routed) -> None:
 def reference(
     x: Tensor, weights: ExpertWeights, routed: Routed, shared: Shared | None = None
 ) -> Tensor:
-    """The definition, token by token, of plain tensors; float32 but for what is rounded."""
+    """The definition, token by token, for plain tensors; float32 except for intermediate results,
+    which are rounded."""
     assert isinstance(weights.gate_up, Tensor) and isinstance(weights.down, Tensor)
     rows = []
     for token, experts, shares in zip(x, routed.experts.tolist(), routed.shares, strict=True):

@@ -1,9 +1,9 @@
-"""Compiled products by experts; source/experts/moe.h says how they share them out.
+"""Compiled MoE products; see source/experts/moe.h for the division of work.
 
     x [T, D]  --moe_gate_up-->  [P, F], in the order of pairs  --moe_down-->  y [T, D]
 
-P = T C pairs; what lies between is kept as T rows of C F numbers. Weights of few bits multiply rows
-in eight bits: each product rounds its own, `int8_rows`.
+P = T C pairs. The intermediate result is stored as [T, C F]. Quantized weights multiply activations
+of 8 bits: each product quantizes its input first (`int8_rows`).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from baton.kernels.cpu.operators import Call, call, of_dtype
 from baton.kernels.products import quantized_linear_cpu as quantized_linear
 
 GATINGS: Mapping[str, int] = {"silu": 0, "gelu_pytorch_tanh": 1, "clamped_swiglu": 2}
-"""Gating functions as source/experts/moe.h numbers them."""
+"""Numbers of the gating functions in source/experts/moe.h."""
 
 
 class Stack(Protocol):
-    """The part of experts' weights that an operator reads."""
+    """The fields of experts' weights that an operator reads."""
 
     @property
     def bits(self) -> int:
-        """8 or 4; 0 if they are as wide as x."""
+        """8 or 4; 0 for unquantized weights."""
 
     @property
     def packed(self) -> Tensor: ...
@@ -61,7 +61,7 @@ class Choice(Protocol):
 def gate_up(
     x: Tensor, weight: Stack, bias: Tensor | None, gating: Gating, routed: Choice, *, scaled: bool
 ) -> Tensor:
-    """x [T, D] -> [T, C F]; `scaled`: of x times the share of a pair."""
+    """x [T, D] -> [T, C F]; `scaled`: multiply x by the share of each pair first."""
     x = x.contiguous()
     inner = x.new_empty(len(x), routed.shares.shape[1] * weight.shape[1] // 2)
     call(
@@ -90,9 +90,10 @@ def down(
     *,
     scaled: bool,
 ) -> Tensor:
-    """[T, C F] -> y [T, D]; `scaled`: of the products times the share of a pair.
+    """[T, C F] -> y [T, D]; `scaled`: multiply each product by the share of its pair.
 
-    What is shared, [T, D], is added, as far as the sigmoid of its gate, [T, 1], lets it through.
+    The shared expert's output [T, D] is added, multiplied by the sigmoid of its gate [T, 1] if
+    there is one.
     """
     y = inner.new_empty(len(inner), weight.shape[1])
     each = routed.shares.shape[1]
@@ -119,7 +120,7 @@ def _name(product: str, weight: Stack, dtype: torch.dtype) -> str:
 def _inputs(
     x: Tensor, each: int, weight: Stack, bias: Tensor | None, routed: Choice, *, scaled: bool
 ) -> dict[str, Tensor | int | None]:
-    """The inputs that both products have; `each` rows in one of x are multiplied."""
+    """The inputs common to both products. `each`: rows of activations per row of x."""
     num_experts, num_outputs, width = weight.shape
     return {
         "x": quantized_linear.int8_rows(x, each) if weight.bits else x,

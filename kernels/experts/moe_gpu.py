@@ -1,13 +1,13 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, allow-incomplete-defs
 # mypy: no-warn-return-any
-"""A mixture of experts in four launches: nothing is sorted in memory but the numbers of pairs.
+"""A mixture of experts in four launches. Only the numbers of pairs are sorted in memory, not rows.
 
-    gate, up    rows of x are loaded where their tokens are          [T, D] -> [P, 2F] by expert
-    gating                                                           [P, 2F] -> [P, F] by expert
-    down        rows are stored where their pairs are                [P, F] -> [P, D] by pair
-    add up      shares and choices, and what is shared               [P, D] -> [T, D]
+    gate, up    loads rows of x at their tokens             [T, D] -> [P, 2F] by expert
+    gating                                                  [P, 2F] -> [P, F] by expert
+    down        stores rows at their pairs                  [P, F] -> [P, D] by pair
+    combine     weighted sum of choices, plus shared        [P, D] -> [T, D]
 
-As kernels/experts/moe.py defines it: a token's choices are added in their order, in float32.
+As defined in kernels/experts/moe.py: the choices of a token are added in their order, in float32.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from baton.kernels.experts.routing import Routed
 
 COLUMNS = 1024
 Biases = tuple[Tensor | None, Tensor | None]
-"""[E, 2F] of gate and up, [E, D] of down."""
+"""Biases [E, 2F] of gate and up, and [E, D] of down."""
 
 
 def takes(x: Tensor, gate_up: object, routed: Routed, *, is_fixed: bool) -> bool:
-    """But for as many pairs as a library multiplies faster, once they are sorted in memory, unless
-    a token is to be the same beside any others: the library chooses by how many there are."""
+    """Whether to use these kernels: not for so many pairs that sorting rows for a library is
+    faster. If results must be batch-invariant they are always used, as a library's kernel depends
+    on the number of pairs."""
     if isinstance(gate_up, QuantizedExperts):
         return True
     is_many = isinstance(gate_up, Tensor) and has_library(x, gate_up, routed.pairs.numel())
@@ -49,8 +50,9 @@ def moe(
     is_input_scaled: bool,
     is_fixed: bool = False,
 ) -> Tensor:
-    """x [T, D] -> [T, D]; `experts` are gate and up, and down, `shared` [T, D] and its gate [T, 1],
-    whose sigmoid is how much of it is added. `is_fixed`: a token is the same beside any others."""
+    """x [T, D] -> [T, D]. `experts`: weights of gate and up, and of down. `shared`: the shared
+    expert's output [T, D] and its gate [T, 1], whose sigmoid is its weight. `is_fixed`: results are
+    batch-invariant."""
     pairs, shares = routed.pairs.flatten(), routed.shares.flatten().contiguous()
     num_choices = routed.experts.shape[1]
     given = shares if is_input_scaled else None
@@ -95,7 +97,7 @@ def _add_up(
     total = tl.zeros([COLUMNS], tl.float32)
     for choice in tl.static_range(NUM_CHOICES):
         pair = token * NUM_CHOICES + choice
-        # Experts behind the last are other ranks': nothing was computed there.
+        # Numbers beyond the last expert belong to other ranks, and nothing was computed for them.
         is_own = tl.load(experts + pair) < num_experts
         row = tl.load(by_pair + pair * width + column, mask=inside & is_own, other=0.0)
         share = 1.0

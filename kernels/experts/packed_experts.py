@@ -1,8 +1,8 @@
-"""The matrices of all experts of a layer, each packed as the CPU's products read it.
+"""The matrices of all experts of a layer, each packed for the CPU's products.
 
-    W [E, N, K]   one memory of E packed matrices, end to end; see kernels/products/packed_weight.py
+    W [E, N, K]   one tensor of E packed matrices; see kernels/products/packed_weight.py
 
-They come one after the other, so that the experts of a layer are never in memory twice.
+Experts are added one by one, so that the experts of a layer are never in memory twice.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class PackedExperts:
         return self.packed.nbytes
 
     def put(self, expert: int, weight: Tensor) -> None:
-        """A copy of W[expert], [N, K]."""
+        """Pack a copy of W[expert], [N, K]."""
         if tuple(weight.shape) != self.shape[1:] or weight.dtype is not self.dtype:
             raise ValueError(f"no expert of {self.shape} {self.dtype}: {weight.shape=}")
         linear.pack_into(self.packed[expert], weight, self.is_gated)
@@ -58,7 +58,7 @@ def can_pack(shape: Sequence[int], dtype: torch.dtype) -> bool:
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype, *, is_gated: bool) -> PackedExperts:
-    """Experts [E, N, K], none of which is there yet."""
+    """Memory for experts [E, N, K], to be filled with `put`."""
     num_experts, num_rows, width = shape
     one = linear.packed_shape((num_rows, width), dtype, is_gated)
     return PackedExperts(huge_pages.empty((num_experts, *one), dtype), num_rows, is_gated)

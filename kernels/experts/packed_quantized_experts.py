@@ -1,7 +1,7 @@
-"""The matrices of all experts of a layer in eight or four bits: W [E, N, K].
+"""The matrices of all experts of a layer quantized to 8 or 4 bits: W [E, N, K].
 
-Each is packed as a single one would be (kernels/products/packed_quantized_weight.py); they lie end
-to end.
+Each is packed like a single matrix (kernels/products/packed_quantized_weight.py); they are
+contiguous.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from baton.kernels.products import quantized_linear_cpu as quantized_linear
 from baton.kernels.products.packed_quantized_weight import PANEL, PackedQuantizedWeight, num_panels
 
 BITS = {"int8": 8, "int4": 4}
-"""Bits of a weight, by the name of the quantisation in the configuration."""
+"""Bits of an item, by the name of the quantization in the configuration."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -31,14 +31,14 @@ class PackedQuantizedExperts:
     packed: Tensor
     """[E, panels, ..]"""
     scales: Tensor | None
-    """[E, panels, 32] float32, where they are not among the bytes."""
+    """float32 [E, panels, 32]; None if scales are among the bytes."""
 
     @property
     def nbytes(self) -> int:
         return self.packed.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
     def put(self, expert: int, weight: Tensor) -> None:
-        """W[expert], [N, K], rounded."""
+        """Quantize W[expert], [N, K]."""
         if tuple(weight.shape) != self.shape[1:] or weight.dtype is not self.dtype:
             raise ValueError(f"no expert of {self.shape} {self.dtype}: {weight.shape=}")
         kept = (self.packed,) if self.scales is None else (self.packed, self.scales)
@@ -58,7 +58,7 @@ class PackedQuantizedExperts:
             place.copy_(numbers)
 
     def one(self, expert: int) -> PackedQuantizedWeight:
-        """A view."""
+        """One expert, as a view."""
         make = int8_weight.Int8Weight if self.bits == 8 else int4_weight.Int4Weight
         return make(
             shape=self.shape[1:],
@@ -75,7 +75,7 @@ class PackedQuantizedExperts:
 def empty(
     way: str, shape: Sequence[int], dtype: torch.dtype, *, is_gated: bool
 ) -> PackedQuantizedExperts:
-    """Experts [E, N, K], none of which is there yet."""
+    """Memory for experts [E, N, K], to be filled with `put`."""
     num_experts, num_rows, width = shape
     count, padded = num_panels(num_rows, is_gated), quantized_linear.padded(width)
     bits = BITS[way]

@@ -1,8 +1,7 @@
-"""The matrices of all experts of a layer in few bits, on a GPU: W [E, N, K].
+"""The quantized matrices of all experts of a layer on a GPU: W [E, N, K].
 
-Each is what a single one would be (kernels/products/quantized_weight.py), and they lie end to end:
-one kernel multiplies the pairs of a pass whoever they are for
-(kernels/experts/grouped_quantized_gpu.py).
+Each has the format of kernels/products/quantized_weight.py, and they are contiguous, so that one
+kernel multiplies the pairs of all experts (kernels/experts/grouped_quantized_gpu.py).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from baton.kernels.products.quantized_weight import FP8, QuantizedWeight, round_
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedExperts:
     items: Tensor
-    """[E, N, K], or [E, N, K / 2] of four bits"""
+    """[E, N, K], or [E, N, K / 2] for 4-bit items"""
     scales: Tensor
     """[E, N / group[0], K / group[1]]"""
     zeros: Tensor | None
@@ -42,7 +41,7 @@ class QuantizedExperts:
         return self.items.nbytes + self.scales.nbytes + zeros
 
     def put(self, expert: int, weight: QuantizedWeight) -> None:
-        """A copy of what this expert multiplies. Raises ValueError if it is of another kind."""
+        """Copy the weight of one expert. Raises ValueError if its format differs."""
         mine = self.one(expert)
         is_alike = (
             weight.items.dtype is mine.items.dtype
@@ -60,7 +59,7 @@ class QuantizedExperts:
             mine.zeros.fill_(8) if weight.zeros is None else mine.zeros.copy_(weight.zeros)
 
     def one(self, expert: int) -> QuantizedWeight:
-        """A view."""
+        """One expert, as a view."""
         return QuantizedWeight(
             self.items[expert],
             self.scales[expert],
@@ -73,7 +72,7 @@ class QuantizedExperts:
         return self.one(expert).to_dense()
 
     def grouped_linear(self, x: Tensor, stops: Tensor) -> Tensor:
-        """x [P, K] sorted by expert -> [P, N], each row by its expert's; see
+        """x [P, K] sorted by expert -> [P, N], each row multiplied by its expert's matrix; see
         kernels/experts/moe.py."""
         if x.shape[1] != self.shape[2] or stops.shape != self.shape[:1]:
             raise ValueError(f"shapes do not fit: {x.shape=} {stops.shape=} {self.shape=}")
@@ -97,8 +96,8 @@ class QuantizedExperts:
         *,
         is_fixed: bool = False,
     ) -> Tensor:
-        """On a GPU: x as `rows_of` finds it, [P, K] by expert if it is None -> [P, N]. `is_fixed`:
-        a row is the same beside any others."""
+        """The same on a GPU: rows of x are found by `rows_of`, or x is [P, K] by expert if it is
+        None. `is_fixed`: results are batch-invariant."""
         from baton.kernels.experts import grouped_quantized_gpu as grouped_quantized
         from baton.kernels.products import fp8_rows_gpu as fp8_rows
 
@@ -113,7 +112,7 @@ class QuantizedExperts:
 
 
 def empty_like(num_experts: int, first: QuantizedWeight, device: str) -> QuantizedExperts:
-    """Room for experts of the kind of the first, none of which is there yet."""
+    """Memory for experts with the format of the first, to be filled with `put`."""
 
     def room(part: Tensor) -> Tensor:
         return torch.empty((num_experts, *part.shape), dtype=part.dtype, device=device)

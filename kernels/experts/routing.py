@@ -1,18 +1,18 @@
 """Routing: the top C of E experts by the router's logits, and their weights.
 
     s[t, e] = softmax over e, sigmoid, or root of softplus, of z[t, e] = logits[t, e] + b[e]
-    chosen  = the C largest of  s[t, e] + c[e]  , best first; of equals the lower number
+    chosen  = the C largest of  s[t, e] + c[e]  , best first; ties go to the lower number
     p[t, e] = scale * s[t, e] / (1 or the sum over the chosen)
 
-c is DeepSeek's correction bias, which balances the load without a loss: it affects the choice, not
-the weight. With expert groups, the best groups are chosen first, by the sum of their best one or
-two scores. Scores may also be computed over the chosen only: then z is compared, and softmax is
-over C. Or a table chooses by token id (DeepSeek V4): then only the weights are computed.
+c is DeepSeek's correction bias, which balances the load without an auxiliary loss: it affects the
+choice, not the weight. With expert groups, the best groups are chosen first, by the sum of their
+best one or two scores. Scores may also be computed over the chosen only: then z is compared, and
+softmax is over C. Or a table chooses by token id (DeepSeek V4): then only the weights are computed.
 
     pairs (t, c) sorted by expert    | expert 0   | 1 | 2        | ...             P = T C pairs
                                      0            ^ stops[0]     ^ stops[2] ...
 
-T tokens, C choices a token, E experts. All is float32.
+T tokens, C choices a token, E experts. All arithmetic is float32.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from baton.kernels.experts import routing_cpu as cpu
 from baton.kernels.products.weight import Weight
 
 TINY = 1e-20
-"""A sum of sigmoids may be 0."""
+"""Added to sums of sigmoids, which may be 0."""
 
 
 class Score(StrEnum):
@@ -47,7 +47,7 @@ class ExpertGroups:
     num_groups: int
     num_chosen: int
     num_best: int = 1
-    """Experts whose scores, added, are the score of their group: 1 or 2."""
+    """Number of an expert group's best scores, 1 or 2, whose sum is the score of the group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class Routing:
     num_choices: int
     score: Score = Score.SOFTMAX
     is_normalised: bool = False
-    """Whether the shares of a token add up to `scale`."""
+    """Whether the shares of a token are normalized to add up to `scale`."""
     scale: float = 1.0
     groups: ExpertGroups | None = None
 
@@ -92,16 +92,18 @@ class Routed:
     shares: Tensor
     """[T, C] float32"""
     pairs: Tensor
-    """[T, C] int32: all pairs token * C + choice, end to end, by expert, and then by token."""
+    """[T, C] int32: all pairs, as token * C + choice, flattened and sorted by expert, then by
+    token."""
     stops: Tensor
-    """[E] int32: where the pairs of each expert end. Their differences are the load of a pass."""
+    """[E] int32: the end of each expert's pairs. The differences are the load of the pass."""
     is_partial: bool = False
-    """Whether experts are slots of a rank, and pairs behind the last stop are for other ranks."""
+    """Whether experts are slots of this rank, and pairs after the last stop belong to other
+    ranks."""
 
 
 def router_logits(x: Tensor, weight: Weight) -> Tensor:
-    """x [T, D] -> float32 [T, E], never rounded, since another choice of experts is no small
-    error."""
+    """x [T, D] -> float32 [T, E]. Not rounded, since rounding might change the choice of
+    experts."""
     if isinstance(weight, Tensor):
         if x.is_cuda and x.dtype is weight.dtype:
             from baton.kernels.products.linear_gpu import FEW_ROWS, linear_tiles
@@ -120,7 +122,8 @@ def route(
     correction: Tensor | None = None,
     by_token: ByToken | None = None,
 ) -> Routed:
-    """logits [T, E]; `bias` [E] is added to them, `correction` [E] to the scores for the choice."""
+    """Routes logits [T, E]. `bias` [E] is added to the logits, `correction` [E] to the scores when
+    choosing."""
     if logits.dim() != 2 or logits.shape[1] != routing.num_experts:
         raise ValueError(f"logits of {routing.num_experts} experts are wanted: {logits.shape=}")
     given = [tensor for tensor in (logits, bias, correction) if tensor is not None]
@@ -207,7 +210,7 @@ def _scores(z: Tensor, score: Score) -> Tensor:
 
 
 def _in_best_groups(compared: Tensor, groups: ExpertGroups | None) -> Tensor:
-    """All but those are made worse than any."""
+    """Scores in which all experts outside the best groups are below all others."""
     if groups is None:
         return compared
     num_groups = groups.num_groups
@@ -220,5 +223,5 @@ def _in_best_groups(compared: Tensor, groups: ExpertGroups | None) -> Tensor:
 
 
 def _best(scores: Tensor, count: int) -> Tensor:
-    """Stable, which `topk` is not."""
+    """The largest scores by a stable sort; `topk` is not stable."""
     return scores.argsort(dim=-1, descending=True, stable=True)[:, :count]

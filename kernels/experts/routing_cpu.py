@@ -1,4 +1,4 @@
-"""The compiled choice of experts; source/experts/routing.cpp says how."""
+"""Compiled choice of experts; see source/experts/routing.cpp."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def route(
     correction: Tensor | None,
     by_token: Lookup | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Experts, shares, pairs, stops. A tape keeps the stops where the first pass had them."""
+    """Returns experts, shares, pairs, stops. A tape keeps `stops` where the first pass put them."""
     shape = len(logits), routing.num_choices
     experts = torch.empty(shape, dtype=torch.int32)
     shares, pairs = torch.empty(shape), torch.empty(shape, dtype=torch.int32)

@@ -1,12 +1,12 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, allow-incomplete-defs
 # mypy: no-warn-return-any
-"""The choice of experts, and their pairs sorted: two launches, where torch takes twenty.
+"""Chooses experts and sorts their pairs in two launches; torch needs twenty.
 
     a program    one token: scores of its experts, the best groups, the best experts, their shares
-    one program  all pairs of the pass: their experts sorted, by counting where each ends
+    one program  all pairs of the pass: a counting sort by expert
 
-Bound by launches: a pass that decodes has a few hundred pairs. More than MOST_PAIRS are sorted by
-torch. See kernels/experts/routing.py for what is chosen.
+This is bound by the launches: a decode pass has a few hundred pairs. More than MOST_PAIRS are
+sorted by torch. See kernels/experts/routing.py for the definition.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 MOST_PAIRS = 2048
-"""The most pairs of a token and an expert that one program sorts."""
+"""Most (token, expert) pairs that one program sorts."""
 LAST = tl.constexpr(0x7FFFFFFF)
 SOFTPLUS_IS_LINEAR = tl.constexpr(20.0)
-"""From here on, as in torch."""
+"""softplus(x) = x from here on, as in torch."""
 TINY = tl.constexpr(1e-20)
 
 
@@ -37,7 +37,8 @@ def choose_experts(  # what kernels/experts/routing.py says of a router
 ) -> tuple[Tensor, Tensor]:
     """float32 logits [T, E] -> experts [T, C] int32 and shares [T, C] float32.
 
-    `groups`: how many there are, how many are chosen, and how many experts are a group's score.
+    `groups`: number of groups, number of chosen groups, and number of scores that are added to a
+    group's score.
     """
     num_tokens, num_experts = logits.shape
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
@@ -57,9 +58,9 @@ def choose_experts(  # what kernels/experts/routing.py says of a router
 
 
 def sort_pairs(experts: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
-    """experts [T, C] int32, at most MOST_PAIRS of them -> pairs [T, C] and stops [E], int32.
+    """experts [T, C] int32, at most MOST_PAIRS of them, -> pairs [T, C] and stops [E], int32.
 
-    An expert may be E: such pairs come last, behind the last stop.
+    An expert may be E: such pairs come last, after the last stop.
     """
     pairs = torch.empty(experts.shape, dtype=torch.int32, device=experts.device)
     stops = torch.empty(num_experts, dtype=torch.int32, device=experts.device)
@@ -74,7 +75,7 @@ def sort_pairs(experts: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
 
 @triton.jit
 def _best_of(values, is_left, places):
-    """The first of the largest that are left, and which it is. What is no number is the largest."""
+    """The first of the largest values that are left, and its index. NaN counts as the largest."""
     values = tl.where(values == values, values, float("inf"))
     best = tl.max(tl.where(is_left, values, float("-inf")), 0)
     return tl.min(tl.where(is_left & (values >= best), places, LAST), 0), best
@@ -102,7 +103,7 @@ def _in_best_groups(
     compared, inside, expert, SIZE: tl.constexpr, NUM_GROUPS: tl.constexpr, GROUPS: tl.constexpr,
     NUM_CHOSEN: tl.constexpr, NUM_BEST: tl.constexpr,
 ):  # fmt: skip
-    """All but those are made worse than any."""
+    """Scores in which all experts outside the best groups are below all others."""
     group = tl.arange(0, GROUPS)
     of_groups = tl.full([GROUPS], float("-inf"), tl.float32)
     for number in tl.static_range(NUM_GROUPS):

@@ -1,1 +1,1 @@
-"""Kernels on GPUs, in Triton: imported by the public kernels when they are given CUDA tensors."""
+"""Helpers of Triton kernels. Public kernels import GPU files when they are given CUDA tensors."""

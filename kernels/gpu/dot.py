@@ -2,7 +2,7 @@
 # mypy: no-warn-return-any
 """Matrix products within a kernel:   acc + a b   of tiles, accumulated in float32.
 
-float32 is multiplied as such (not in tf32), as everywhere in Baton.
+float32 is not rounded to tf32, as everywhere in Baton.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, allow-incomplete-defs
 # mypy: no-warn-return-any
-"""Which request a token of a pass belongs to, found on the device."""
+"""Finds the request that a token of a pass belongs to, on the device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def owner_of(query_starts, num_requests, tokens):
-    """The last request that begins at or before each of `tokens`, by halving."""
+    """The last request that begins at or before each of `tokens`, by binary search."""
     low = tokens * 0
     width = num_requests
     while width > 1:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 
 def uploaded(values: Tensor, device: torch.device | str) -> Tensor:
-    """`values` of the host, which may change once this returns, unless `device` is the host."""
+    """Copies host `values` to `device` asynchronously. `values` may change once this returns,
+    unless `device` is the host."""
     place = torch.device(device)
     if place.type != "cuda":
         return values.to(place)

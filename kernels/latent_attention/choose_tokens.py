@@ -25,7 +25,7 @@ from baton.kernels.latent_attention import choose_tokens_cpu as cpu
 from baton.kernels.paging.sequences import Sequences
 
 SCORE_ITEMS = 16 << 20
-"""Scores that torch computes at once, of all heads."""
+"""Most scores, of all heads, that torch computes at a time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,7 +35,7 @@ class Chosen:
 
     @property
     def counts(self) -> Tensor:
-        """[T] int64: the smaller of K and the token's context."""
+        """[T] int64: the smaller of K and the token's context length."""
         return (self.positions + 1).clamp_(max=self.slots.shape[1])
 
 
@@ -64,7 +64,7 @@ def choose_tokens(
 def reference(
     q: Tensor, weights: Tensor, arena: Tensor, sequences: Sequences, num_chosen: int
 ) -> Chosen:
-    """The definition, a few tokens at a time, and the last resort on a CPU."""
+    """The definition, a few tokens at a time, and the fallback on a CPU."""
     slots = weights.new_zeros((len(q), num_chosen), dtype=torch.int64)
     start = 0
     for request, (query_len, context_len) in enumerate(sequences.lengths()):
@@ -83,9 +83,10 @@ def reference(
 
 
 def _best(found: Tensor, ends: Tensor, num_chosen: int) -> Tensor:
-    """The places [Q, K], rising, of the best scores [Q, C], for tokens at the places `ends`.
+    """The ascending indices [Q, K] of the best scores [Q, C], for tokens at the indices `ends`.
 
-    What a token does not see is behind all else, and comes to lie behind what it sees.
+    Invisible tokens rank after all others, so that their indices come after those of visible
+    tokens.
     """
     hidden = torch.arange(found.shape[1], device=found.device) > ends.unsqueeze(1)
     ranked = found.masked_fill_(hidden, -torch.inf).sort(dim=-1, descending=True, stable=True)

@@ -1,4 +1,4 @@
-"""The choice of tokens by the operator of source/choose_tokens.cpp."""
+"""Compiled choice of tokens; see source/latent_attention/choose_tokens.cpp."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from baton.kernels.paging.sequences import Sequences
 def choose_tokens(
     q: Tensor, weights: Tensor, arena: Tensor, sequences: Sequences, num_chosen: int
 ) -> tuple[Tensor, Tensor]:
-    """Slots and positions."""
+    """Returns slots and positions."""
     if not arena.is_contiguous():
         raise ValueError("an arena on a CPU must be contiguous")
     tokens, num_heads, width = q.shape

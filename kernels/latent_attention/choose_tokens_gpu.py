@@ -1,12 +1,12 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, allow-incomplete-defs
 # mypy: no-warn-return-any
-"""The choice of tokens: scores by a kernel, then a stable sort of each token's.
+"""Chooses tokens: a kernel computes scores, and a stable sort ranks those of each token.
 
     a program    one new token, KEYS keys: tiles of heads, one after the other
-    scores       [T, C] float32, a few tokens at a time; -inf where there is nothing to see
+    scores       [T, C] float32, a few tokens at a time; -inf for invisible tokens
 
-Nothing about lengths is asked of the device. A sort does more than is needed, but keeps equals in
-order, which torch's `topk` does not promise.
+The host never reads lengths from the device. A sort does more than is needed, but keeps the order
+of ties, which torch's `topk` does not promise.
 
 T new tokens, C the longest context, N heads of the index, D their width.
 """
@@ -25,13 +25,13 @@ from baton.kernels.paging.sequences import Sequences
 
 KEYS, MOST_HEADS = 64, 64
 SCORE_BYTES = 256 << 20
-"""Bytes of scores that are held at once."""
+"""Most bytes of scores at a time."""
 
 
 def choose_tokens(
     q: Tensor, weights: Tensor, arena: Tensor, sequences: Sequences, num_chosen: int
 ) -> tuple[Tensor, Tensor]:
-    """Slots [T, K or, if that is less, C] and positions [T]."""
+    """Slots [T, min(K, C)] and positions [T]."""
     num_tokens, longest, size = len(q), sequences.max_context_len, sequences.block_size
     positions = sequences.positions[:num_tokens]
     owners = owners_of(sequences, num_tokens).unsqueeze(1)
@@ -42,7 +42,8 @@ def choose_tokens(
         tokens = slice(first, min(first + step, num_tokens))
         found = scores(q, weights, arena, sequences, tokens)
         ranked = found.sort(dim=-1, descending=True, stable=True).indices
-        # What a token does not see is behind all else, and comes to lie behind what it sees.
+        # Invisible tokens rank after all others, so that their indices come after those of visible
+        # tokens.
         best = ranked[:, : slots.shape[1]].sort(dim=-1).values
         blocks = sequences.block_tables[owners[tokens], best // size].long()
         slots[tokens] = blocks * size + best % size

@@ -19,7 +19,7 @@ from baton.kernels.latent_attention.choose_tokens import Chosen
 from baton.kernels.paging.sequences import Sequences
 
 GATHERED_ITEMS = 16 << 20
-"""Items of latents that torch gathers at once."""
+"""Most items of latents that torch gathers at a time."""
 
 
 def chosen_attention(
@@ -56,7 +56,7 @@ def chosen_attention(
 
 
 def token_by_token(chosen: Chosen) -> Sequences:
-    """Each token as a request of its own, over blocks of one token: those that were chosen."""
+    """Treats each token as a request of its own, whose blocks of one token are the chosen ones."""
     num_tokens, most = chosen.slots.shape
     counts = chosen.counts
     return Sequences(
@@ -74,7 +74,7 @@ def token_by_token(chosen: Chosen) -> Sequences:
 def reference(
     q_latent: Tensor, q_rope: Tensor, arena: Tensor, chosen: Chosen, scale: float
 ) -> Tensor:
-    """The definition, in float32, a few tokens at a time, and the last resort on a CPU."""
+    """The definition, in float32, a few tokens at a time, and the fallback on a CPU."""
     out, latents = torch.empty_like(q_latent), arena.view(-1, arena.shape[-1])
     most, width = chosen.slots.shape[1], q_latent.shape[-1]
     step = max(1, GATHERED_ITEMS // (most * latents.shape[1]))

@@ -1,4 +1,4 @@
-"""Attention to chosen latents by the operator of source/chosen_attention.cpp."""
+"""Compiled attention to chosen latents; see source/latent_attention/chosen_attention.cpp."""
 
 from __future__ import annotations
 

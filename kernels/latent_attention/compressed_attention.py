@@ -1,14 +1,15 @@
-"""Attention to the last tokens, and to compressed entries of all (DeepSeek V4). Keys are values.
+"""Attention to recent tokens and to compressed entries of the context (DeepSeek V4). Keys are
+values.
 
-    token at p sees   tokens  p - W + 1 .. p              one vector each, all heads share it
-                      entries 0 .. (p + 1) // m - 1       of windows that are closed by then, or
-                                                          the `top_k` best of them
+    token at p sees   tokens  p - W + 1 .. p              one vector each, shared by all heads
+                      entries 0 .. (p + 1) // m - 1       of the windows closed by then, or the
+                                                          `top_k` best of them
     best              sum over index heads j of  scale w[t, j] relu(qi[t, j] . ki[entry])
-    out               softmax over those, and over a sink a head whose share goes nowhere
+    out               softmax over those and a sink per head, which takes weight and adds nothing
 
-Of entries that are equally good the first are taken. On a CPU the compiled operator gives a token
-the same bits alone, in any batch, in any chunk of its prompt and on any number of threads; torch,
-which takes many tokens at once over a mask, does not.
+Ties between entries go to the first. The compiled CPU operator is batch-invariant, and independent
+of chunks and the number of threads; torch, which processes many tokens at a time under a mask, is
+not.
 
 T new tokens of all requests, N heads, H head width, J index heads, I their width, W window, m
 tokens an entry (kernels/cache_write/compress.py).
@@ -32,18 +33,18 @@ from baton.kernels.paging.paged_rows import rows_at
 from baton.kernels.paging.sequences import Sequences
 
 TOKENS_AT_ONCE = 256
-"""Query tokens of a tile, so that the scores of no more exist at once."""
+"""Query tokens of a tile, which limits the number of scores at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """Neighbouring tokens of one request."""
+    """Consecutive tokens of one request."""
 
     request: int
     rows: slice
-    """Among all new tokens."""
+    """Their rows among all new tokens."""
     first: int
-    """Position."""
+    """Position of the first."""
     stop: int
 
 
@@ -56,7 +57,7 @@ def compressed_attention(  # noqa: PLR0913  # queries, what they see, and how
     scoring: Scoring,
     sinks: Tensor,
 ) -> Tensor:
-    """q [T, N, H] over vectors that are written already -> [T, N, H]; sinks [N]."""
+    """q [T, N, H] -> [T, N, H], over vectors that have been written; sinks [N]."""
     if arena.shape[1:] != (1, sequences.block_size, q.shape[-1]) or sinks.shape != q.shape[1:2]:
         raise ValueError(f"shapes do not fit: {q.shape=} {arena.shape=} {sinks.shape=}")
     if operators.runs(q, arena, sinks):
@@ -74,7 +75,7 @@ def reference(  # noqa: PLR0913  # as above
     scoring: Scoring,
     sinks: Tensor,
 ) -> Tensor:
-    """The definition, and what computes where nothing is compiled."""
+    """The definition, and the fallback without compiled operators."""
     out = torch.empty_like(q)
     for tile in _tiles(sequences):
         keys, hidden = _recent(tile, arena, window, sequences)
@@ -100,7 +101,8 @@ def _tiles(sequences: Sequences) -> Iterator[_Tile]:
 
 
 def _recent(tile: _Tile, arena: Tensor, window: int, sequences: Sequences) -> tuple[Tensor, Tensor]:
-    """Vectors [L, H] of the tokens that some of the tile see, and who sees them not, [Q, L]."""
+    """Vectors [L, H] of the recent tokens that any token of the tile sees, and the mask [Q, L] of
+    those hidden from each query."""
     positions = torch.arange(max(0, tile.first - window + 1), tile.stop, device=arena.device)
     keys = rows_at(arena, torch.full_like(positions, tile.request), positions, sequences)
     asking = torch.arange(tile.first, tile.stop, device=arena.device).unsqueeze(1)
@@ -121,7 +123,7 @@ def _entries(tile: _Tile, entries: Entries, sequences: Sequences) -> tuple[Tenso
 
 
 def _chosen(tile: _Tile, index: EntryIndex, hidden: Tensor, sequences: Sequences) -> Tensor:
-    """[Q, count] bool: the best of those that are not hidden, if there are as many."""
+    """[Q, count] bool: the best of the visible entries, up to `top_k`."""
     count = hidden.shape[1]
     keys = entries_of(index.arena, index.windows, tile.request, count, sequences)
     products = index.q[tile.rows].float() @ keys.float().T  # [Q, J, count]

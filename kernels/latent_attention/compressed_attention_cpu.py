@@ -1,4 +1,5 @@
-"""Attention to windows and entries by the operators of source/compressed_attention.cpp."""
+"""Compiled attention to windows and entries; see
+source/latent_attention/compressed_attention.cpp."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from baton.kernels.paging.sequences import Sequences
 
 
 def _entries_of(windows: Windows) -> dict[str, int]:
-    """The inputs by which the operators find entries."""
+    """The inputs with which the operators find entries."""
     return {
         "window_tokens": windows.num_tokens,
         "row_width": windows.row_width,
@@ -25,7 +26,7 @@ _NO_ENTRIES = {"window_tokens": 1, "row_width": 0, "entry_start": 0}
 
 
 def choose(index: EntryIndex, sequences: Sequences) -> Tensor:
-    """[T, 1 + top_k] int32: how many entries a token sees, and which."""
+    """[T, 1 + top_k] int32: the number of chosen entries of a token, and their numbers."""
     tokens, heads, width = index.q.shape
     chosen = torch.empty(tokens, 1 + index.top_k, dtype=torch.int32)
     made = Call(

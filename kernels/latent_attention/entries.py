@@ -1,4 +1,4 @@
-"""Entries of a compressed context, and which of them a token attends to."""
+"""Entries of a compressed context, and the choice among them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class EntryIndex:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entries:
-    """The entries that tokens attend to besides the window."""
+    """The entries that tokens attend to in addition to the window."""
 
     arena: Tensor
     windows: Windows

@@ -1,15 +1,15 @@
-"""Latent attention whose sums have one order: a token has the same bits alone, in any batch, in any
-chunk of its prompt, and drafted or decoded.
+"""Batch-invariant latent attention: a token gets the same bits alone, in any batch, in any chunk of
+its prompt, and whether it is drafted or decoded.
 
     a token sees   0 .. L - 1 | L .. 2L - 1 | ... itself      splits of SPLIT_KEYS, of each token
-    tokens         some after the others: their partial results take MAX_PARTIAL_BYTES at most
+    tokens         in groups whose partial results take at most MAX_PARTIAL_BYTES
 
-The kernels are those of mla_attention_gpu.py, in one form for every pass: a token has splits of its
-own, which end where it does, so what they give and in which order they are merged follows from the
-keys that it sees. Which program has which split changes nothing.
+The kernels are those of mla_attention_gpu.py, in one form for every pass: each token has splits of
+its own, which end at the token, so their results and the order of merging depend only on the keys
+that it sees. The assignment of splits to programs does not matter.
 
-Slower than `mla_attention`: a short context occupies fewer programs, and the tokens of a prompt
-come at most MAX_TOKENS at once, each reading its context for itself.
+This is slower than `mla_attention`: a short context occupies fewer programs, and at most MAX_TOKENS
+tokens of a prompt are processed at a time, each reading its context separately.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from baton.kernels.latent_attention.mla_attention_gpu import Splits, attend_late
 from baton.kernels.paging.sequences import Sequences
 
 SPLIT_KEYS = 1024
-"""Keys of a split. One context of 4,096 occupies four programs for each tile of heads."""
+"""Keys per split. A single context of 4,096 occupies four programs per tile of heads."""
 MAX_TOKENS = 256
-"""Tokens at once: there is room for as many in the one form that is compiled."""
+"""Most tokens at a time; the one compiled form has room for as many."""
 NO_MORE = 1 << 24
-"""Splits that are wanted of all contexts together: so many that none is longer than it must be,
-whatever lies beside it."""
+"""Wanted splits of all contexts together: so many that no split is longer than SPLIT_KEYS, whatever
+the batch."""
 
 
 def fixed_mla_attention(
@@ -40,7 +40,7 @@ def fixed_mla_attention(
     sequences: Sequences,
     scale: float,
 ) -> Tensor:
-    """q_latent [T, N, L] and q_rope [T, N, R] -> what they attend to, [T, N, L]."""
+    """q_latent [T, N, L] and q_rope [T, N, R] -> attention output [T, N, L]."""
     num_tokens, num_heads, latent = q_latent.shape
     out = torch.empty_like(q_latent)
     num_splits = max(1, triton.cdiv(sequences.max_context_len, SPLIT_KEYS))
@@ -58,7 +58,7 @@ def fixed_mla_attention(
 
 
 def _from(sequences: Sequences, first: int) -> Sequences:
-    """The same requests, as tokens from `first` on find theirs."""
+    """The same requests, for tokens from `first` on."""
     if not first:
         return sequences
     return replace(

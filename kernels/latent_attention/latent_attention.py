@@ -3,15 +3,15 @@
     absorbed    q_latent[n] = U_k[n]^T q_nope[n];  attend to latents;  out[n] = U_v[n] attended[n]
     expanded    compute k and v of the whole context, as temporary KV of this pass; attend
 
-Both give the same but for rounding. With Q new tokens of C, and p pairs of a token and one that it
-sees, the multiplications of a head are
+Both give the same up to rounding. With Q new tokens, a context of C, and p pairs of a token and a
+token that it sees, the number of multiplications per head is
 
-    absorbed    p (2L + R)  +  Q L (P + V)         a pair costs much, a token little
+    absorbed    p (2L + R)  +  Q L (P + V)         expensive per pair, cheap per token
     expanded    p (P + R + V)  +  C L (P + V)      and k and v go to memory and back
 
 so decoding uses the absorbed form, and long prompt chunks the expanded one (`is_expanded_cheaper`).
 The bits of a prompt token thus depend on its chunk; those of decoded tokens never do. Weights that
-are `is_fixed` have the absorbed form alone.
+are `is_fixed` always use the absorbed form.
 
 T new tokens, S tokens a block, M blocks of a request; the other letters as in latent_heads.py.
 """
@@ -37,7 +37,7 @@ MIN_EXPANDED = 64
 WORK_PER_BYTE = 32
 """Multiplications in the time that a byte is moved: about 25 on a CPU, 100 on a GPU."""
 EXPANDED_BYTES = 256 << 20
-"""Bytes of keys and values at once: heads are taken a few at a time."""
+"""Most bytes of keys and values at a time; heads are processed in groups."""
 
 
 def latent_attention(
@@ -48,7 +48,7 @@ def latent_attention(
     sequences: Sequences,
     scale: float,
 ) -> Tensor:
-    """q [T, N, P + R], and its end rotated, q_rope [T, N, R] -> [T, N, V]."""
+    """q [T, N, P + R] and its rotated part q_rope [T, N, R] -> [T, N, V]."""
     is_short = sequences.max_query_len < MIN_EXPANDED
     if is_short or sequences.is_captured or weights.is_fixed:
         return absorbed(q, q_rope, weights, arena, sequences, scale)
@@ -74,7 +74,7 @@ def is_expanded_cheaper(
 
 
 def multiplications(shape: LatentShape, query_len: int, context_len: int) -> tuple[int, int]:
-    """The multiplications of a head: absorbed, and expanded."""
+    """Multiplications per head: absorbed, and expanded."""
     pairs = query_len * context_len - query_len * (query_len - 1) // 2
     making = shape.latent_dim * (shape.nope_dim + shape.value_dim)
     return (
@@ -86,7 +86,8 @@ def multiplications(shape: LatentShape, query_len: int, context_len: int) -> tup
 def _parts(
     shape: LatentShape, sequences: Sequences, item_bytes: int
 ) -> Iterator[tuple[bool, Sequences]]:
-    """Neighbours that take the same form; of those that are expanded, one after the other."""
+    """Groups of consecutive requests with the same form; expanded requests are alone in their
+    group."""
     forms = [is_expanded_cheaper(shape, q, c, item_bytes) for q, c in sequences.lengths()]
     for is_expanded, group in groupby(range(len(forms)), key=forms.__getitem__):
         requests = list(group)
@@ -145,7 +146,7 @@ def reference(
     past: Tensor,
     scale: float,
 ) -> Tensor:
-    """The definition, of the last tokens of one request; `past` is [C, L + R]. In float32."""
+    """The definition, for the last tokens of one request, in float32; `past` is [C, L + R]."""
     by_head = weight.float().view(shape.num_heads, -1, shape.latent_dim)
     up_k, up_v = torch.split(by_head, [shape.nope_dim, shape.value_dim], dim=1)
     latents, rotated = torch.split(past.float(), [shape.latent_dim, shape.rope_dim], dim=-1)

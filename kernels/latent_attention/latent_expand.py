@@ -1,9 +1,9 @@
-"""Keys and values of heads, made from the latents of one request: the KV of a cache of their own.
+"""Computes keys and values of heads from the latents of one request, as a temporary KV cache.
 
     latents      blocks table[0] .. table[M - 1] of an arena [blocks][1][S][L + R]
     kv           [M][N][2][S][H]      (U_k[n] latent, rotated), zeros;  U_v[n] latent, zeros
 
-H is as wide as the wider of the two, so that attention reads it as KV of any other model. Letters
+H is the larger width of the two, so that attention reads it like the KV of any other model. Letters
 as in kernels/latent_attention/latent_heads.py; S tokens a block, M blocks.
 """
 

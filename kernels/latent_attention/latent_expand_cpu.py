@@ -1,4 +1,4 @@
-"""Keys and values made from latents, by the operator of source/latent_expand.cpp."""
+"""Compiled expansion of latents; see source/latent_attention/latent_expand.cpp."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 def latent_expand(
     arena: Tensor, table: Tensor, keys: Tensor, values: Tensor, shape: LatentShape
 ) -> Tensor:
-    """`keys` and `values` are panels of each head. Not for a tape: a context has any length."""
+    """`keys` and `values` are the panels of each head. It cannot be taped, as a context has any
+    length."""
     if not (arena.is_contiguous() and table.is_contiguous()):
         raise ValueError("an arena on a CPU, and the table of a request, must be contiguous")
     heads, size = len(keys), arena.shape[2]

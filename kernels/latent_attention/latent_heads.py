@@ -3,7 +3,7 @@
     k[n, t] = (U_k[n] latent[t], rotated[t])      v[n, t] = U_v[n] latent[t]
 
 N heads; P and R the parts of a query that do not rotate and that do; L width of the latent; V width
-of a value. A checkpoint has U_k[n] above U_v[n], head after head: [N (P + V), L].
+of a value. In a checkpoint U_k[n] and U_v[n] of each head are stacked: [N (P + V), L].
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LatentWeights:
     keys: HeadWeight | None  # U_k [N, P, L]; None where attention is always absorbed
     values: HeadWeight  # U_v [N, V, L]
     is_fixed: bool = False
-    """Whether a token is attended the same in any pass: always absorbed."""
+    """Whether results must be batch-invariant, so that the absorbed form is always used."""
 
     @classmethod
     def of(
@@ -59,7 +59,8 @@ class LatentWeights:
         is_fixed: bool = False,
         is_always_absorbed: bool = False,
     ) -> LatentWeights:
-        """Weights from [N (P + V), L], which is not looked at again where it is packed."""
+        """Prepares weights [N (P + V), L]; if they are packed, the original is not needed any
+        more."""
         by_head = weight.view(shape.num_heads, -1, shape.latent_dim)
         keys, values = torch.split(by_head, [shape.nope_dim, shape.value_dim], dim=1)
         return cls(
@@ -78,7 +79,7 @@ class LatentWeights:
 
     @property
     def nbytes(self) -> int:
-        """What one product with U_k and U_v reads."""
+        """Bytes that one product with U_k and U_v reads."""
         return self.absorb.nbytes + self.values.nbytes
 
     def of_heads(self, first: int, stop: int) -> tuple[HeadWeight, HeadWeight]:

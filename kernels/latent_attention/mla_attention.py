@@ -1,4 +1,4 @@
-"""Multi-head latent attention (DeepSeek-V2, 2024), absorbed: heads attend to one latent a token.
+"""Multi-head latent attention (DeepSeek-V2, 2024), absorbed: heads attend to one latent per token.
 
     arena of one layer   [blocks][1][S][L + R]     a token's latent, then the part that rotates
 
@@ -8,11 +8,11 @@
 In the model, head n has keys  U_k[n] latent[t]  and values  U_v[n] latent[t]. Here U_k is absorbed
 into the query, q_latent[n] = U_k[n]^T q_nope[n], and U_v is applied to the output: L + R numbers
 per token are cached and read instead of 2 N H, and N heads share one matrix product. `scale` is
-that of the model's own heads: one over the root of q_nope's and q_rope's width.
+that of the model's own heads: one over the root of the width of q_nope and q_rope together.
 
-A token sees those of its request up to and including itself. On a CPU the compiled operator gives
-it the same bits alone, in any batch, in any chunk of its prompt and on any number of threads; on a
-GPU so does fixed_mla_attention_gpu.py; torch, which is the last resort, does not.
+A token sees the tokens of its request up to and including itself. The compiled CPU operator and
+fixed_mla_attention_gpu.py are batch-invariant, and independent of chunks and the number of threads;
+torch, the fallback, is not.
 
 T new tokens of all requests, N heads, L width of the latent, R of the part that rotates, S tokens a
 block.
@@ -29,7 +29,7 @@ from baton.kernels.latent_attention import mla_attention_cpu as compiled
 from baton.kernels.paging.sequences import Sequences
 
 SCORE_ITEMS = 16 << 20
-"""Queries are taken a few at a time, so that no more scores than this exist at once."""
+"""Most scores at a time; queries are processed in parts."""
 
 
 def mla_attention(
@@ -43,7 +43,8 @@ def mla_attention(
 ) -> Tensor:
     """q_latent [T, N, L] and q_rope [T, N, R] -> attention output [T, N, L].
 
-    `is_fixed`: a token has the same bits in any pass on a GPU, too."""
+    `is_fixed`: results on a GPU must be batch-invariant.
+    """
     width = q_latent.shape[-1] + q_rope.shape[-1]
     if (
         q_latent.shape[:2] != q_rope.shape[:2]
@@ -74,13 +75,13 @@ def mla_attention(
 
 
 def _latents(arena: Tensor, table: Tensor, context_len: int) -> Tensor:
-    """[context, L + R] of one request."""
+    """The latents [context, L + R] of one request."""
     num_blocks = -(-context_len // arena.shape[2])
     return arena.index_select(0, table[:num_blocks]).flatten(0, 2)[:context_len]
 
 
 def _attend(q: Tensor, past: Tensor, first: int, scale: float, width: int) -> Tensor:
-    """Tokens from the place `first` on, q [tokens, N, L + R] -> [tokens, N, L]."""
+    """Tokens from position `first` on, q [tokens, N, L + R] -> [tokens, N, L]."""
     scores = (q.flatten(0, 1) @ past.T).float().mul_(scale).view(*q.shape[:2], -1)
     places = torch.arange(len(past), device=q.device)
     places_of_tokens = torch.arange(first, first + len(q), device=q.device)

@@ -1,4 +1,4 @@
-"""Latent attention by the operator of source/mla_attention.cpp."""
+"""Compiled latent attention; see source/latent_attention/mla_attention.cpp."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from baton.kernels.paging.paged_rows_cpu import blocks_of
 from baton.kernels.paging.sequences import Sequences
 
 MAX_ROW_BYTES = 576 * 4
-"""The bytes of a token's KV: a tile of wider queries would not stay in a core's cache."""
+"""Most bytes of a token's KV: a tile of wider queries would not stay in a core's cache."""
 
 
 def runs(q_latent: Tensor, arena: Tensor) -> bool:
-    """Whether the operator takes such queries to such an arena."""
+    """Whether the operator supports these queries and this arena."""
     row_bytes = arena.shape[-1] * arena.element_size()
     return row_bytes <= MAX_ROW_BYTES and operators.runs(q_latent, arena)
 
@@ -46,7 +46,7 @@ def mla_attention(
 
 
 def latent_queries(q_latent: Tensor, q_rope: Tensor) -> dict[str, Tensor | int]:
-    """The inputs that queries are, both parts being as `by_token` gives them."""
+    """The input fields of queries, whose two parts are results of `by_token`."""
     _, num_heads, latent_dim = q_latent.shape
     return {
         "q_latent": q_latent,
@@ -62,7 +62,7 @@ def latent_queries(q_latent: Tensor, q_rope: Tensor) -> dict[str, Tensor | int]:
 
 
 def by_token(x: Tensor) -> Tensor:
-    """x [T, N, width] itself, perhaps part of wider heads, or a copy whose tokens follow each
-    other: only then do its strides not depend on T, as a tape wants it."""
+    """x [T, N, width], possibly a part of wider heads; or a copy with contiguous tokens if its
+    strides depended on T, which a tape does not allow."""
     token, head, item = x.stride()
     return x if item == 1 and token >= x.shape[1] * head else x.contiguous()

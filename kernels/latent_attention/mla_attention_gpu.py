@@ -41,7 +41,7 @@ from baton.kernels.paging.arena_gpu import load_tile
 from baton.kernels.paging.sequences import Sequences
 
 ENOUGH_PROGRAMS = 256
-"""About two for each multiprocessor."""
+"""About two programs per multiprocessor."""
 MIN_SPLIT_KEYS = 256
 MERGED_AT_ONCE = 16
 
@@ -54,8 +54,8 @@ class Tiling:
 
     @classmethod
     def of(cls, dtype: torch.dtype, num_heads: int) -> Tiling:
-        """64 rows of 512 columns are 128 registers a thread of eight warps; the queries and two
-        tiles of 32 keys are 148 of the 227 KB that a multiprocessor shares."""
+        """64 rows of 512 columns are 128 registers per thread of eight warps; the queries and two
+        tiles of 32 keys take 148 of the 227 KB of shared memory."""
         if dtype is torch.float32:
             return cls(16, 16, 4)
         rows = max(16, min(64, triton.next_power_of_2(num_heads)))
@@ -64,14 +64,14 @@ class Tiling:
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """How the contexts of a pass are cut; see `_splits_of`."""
+    """The division of a pass's contexts into splits; see `_splits_of`."""
 
     num_items: int
-    """Programs for each tile of heads: no fewer than there are splits."""
+    """Programs per tile of heads: at least the number of splits."""
     wanted: int
     min_keys: int
     room: int
-    """Tokens that a program looks at to find its split; 0: no context is cut."""
+    """Number of tokens that a program reads to find its split; 0: contexts are not split."""
 
 
 def mla_attention(
@@ -82,7 +82,7 @@ def mla_attention(
     scale: float,
     min_split_keys: int = MIN_SPLIT_KEYS,
 ) -> Tensor:
-    """q_latent [T, N, L] and q_rope [T, N, R] -> what they attend to, [T, N, L]."""
+    """q_latent [T, N, L] and q_rope [T, N, R] -> attention output [T, N, L]."""
     num_tokens, num_heads, _ = q_latent.shape
     out = torch.empty_like(q_latent)
     head_tiles = triton.cdiv(num_heads, Tiling.of(q_latent.dtype, num_heads).rows)
@@ -103,7 +103,7 @@ def attend_latents(
     scale: float,
     splits: Splits,
 ) -> None:
-    """Fill `out` [T, N, L]."""
+    """Write `out` [T, N, L]."""
     num_tokens, num_heads, latent = q_latent.shape
     rotated = q_rope.shape[-1]
     if arena.stride()[2:] != (latent + rotated, 1):
@@ -137,7 +137,8 @@ def attend_latents(
 
 
 def room_for(num_tokens: int) -> int:
-    """16, 64 or 256 and so on: few, for each is a kernel that is compiled when it is first met."""
+    """The next of 16, 64, 256 and so on. There are few values because each needs a compiled
+    kernel."""
     room = 16
     while room < num_tokens:
         room *= 4
@@ -148,7 +149,7 @@ def room_for(num_tokens: int) -> int:
 def _splits_of(
     positions, num_tokens, wanted, min_split_keys, TOKENS: tl.constexpr, KEYS: tl.constexpr
 ):
-    """Keys of a split; what tokens see, splits and, up to each token and with it, all splits."""
+    """Keys per split; and per token: its context, its splits, and the total of splits up to it."""
     token = tl.arange(0, TOKENS)
     contexts = tl.load(positions + token, mask=token < num_tokens, other=-1).to(tl.int32) + 1
     keys = tl.cdiv(tl.cdiv(tl.sum(contexts, 0), wanted), KEYS) * KEYS
@@ -182,7 +183,7 @@ def _attend_latents(
         keys, contexts, splits, ends = _splits_of(
             positions, num_tokens, wanted, min_split_keys, TOKENS, KEYS
         )
-        # Places behind the last token have no splits, and end where that one does.
+        # Entries after the last token have no splits, and end where the last token's end.
         token = tl.sum((ends <= item).to(tl.int64), 0)
         if token >= num_tokens:
             return
@@ -235,7 +236,8 @@ def _merge(
     wanted, min_split_keys, LATENT: tl.constexpr, LATENT_COLUMNS: tl.constexpr,
     TOKENS: tl.constexpr, KEYS: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """lse = log2 sum 2^lse[s], out = sum 2^(lse[s] - lse) partial[s], where there are several."""
+    """lse = log2 sum 2^lse[s], out = sum 2^(lse[s] - lse) partial[s], for tokens with several
+    splits."""
     head, num_heads = tl.program_id(0), tl.num_programs(0)
     token = tl.program_id(1).to(tl.int64)
     _, _, splits, ends = _splits_of(positions, num_tokens, wanted, min_split_keys, TOKENS, KEYS)

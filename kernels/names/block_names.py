@@ -2,7 +2,7 @@
 
     name[i] = H(name[i - 1], tokens of block i)
 
-Compiled where the library is there (`kernels/cpu/source/names/block_names.cpp`), else by hashlib.
+Compiled if the library is available (`kernels/cpu/source/names/block_names.cpp`), else by hashlib.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from baton.kernels.names import block_names_cpu as cpu
 def block_names(
     parent: bytes, tokens: Sequence[int], block_size: int, start: int = 0, stop: int | None = None
 ) -> BlockNames:
-    """The names of all full blocks of `tokens[start:stop]`, the first of which follows `parent`.
+    """The names of all full blocks of `tokens[start:stop]`; `parent` is the name before the first.
 
-    A tuple is read where it lies. Raises OverflowError for a token that is no unsigned number of
-    32 bits.
+    A tuple is read without a copy. Raises OverflowError for a token that does not fit into 32 bits,
+    unsigned.
     """
     found = library_without_torch()
     if found is None:

@@ -1,4 +1,4 @@
-"""The calls of source/names/block_names.cpp. The interpreter waits meanwhile."""
+"""Calls source/names/block_names.cpp, holding the GIL."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton.core.block_hash import DIGEST_BYTES
 
 _NAME, _NUM, _ADDRESS = ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p
 _NUMBER = ctypes.cast(ctypes.pythonapi.PyLong_AsLongLong, _ADDRESS)
-"""How the interpreter's own numbers are read whose layout is not known."""
+"""Reads Python integers whose memory layout is not known."""
 _ITEM_BYTES = ctypes.sizeof(_ADDRESS)
 _SMALL_NUMBER = Struct("2Q")
 
@@ -25,9 +25,9 @@ def block_names(
     *,
     is_plain: bool = False,
 ) -> bytes:
-    """The names of all full blocks, end to end.
+    """The names of all full blocks, concatenated.
 
-    `is_plain`: without the CPU's instructions for it, if it has any.
+    `is_plain`: do not use the CPU's instructions for hashing.
     """
     num_blocks = len(tokens) // block_size
     names = _room(parent, num_blocks)
@@ -44,7 +44,7 @@ def block_names_of_tuple(
     start: int,
     num_blocks: int,
 ) -> bytes:
-    """The names of so many blocks from the token `start` on, end to end."""
+    """The names of this many blocks from the token `start` on, concatenated."""
     names = _room(parent, num_blocks)
     items = id(tokens) + tuple.__basicsize__ + start * _ITEM_BYTES
     of_items = _calls(library).of_items
@@ -64,7 +64,8 @@ def _room(parent: bytes, num_blocks: int) -> ctypes.Array[ctypes.c_char]:
 
 @cache
 def are_items_in_line() -> bool:
-    """Whether this interpreter keeps the items of a tuple behind its head, as CPython does."""
+    """Whether this interpreter stores the items of a tuple right after its header, as CPython
+    does."""
     items = object(), object()
     address = id(items) + tuple.__basicsize__
     found = [
@@ -75,8 +76,8 @@ def are_items_in_line() -> bool:
 
 @cache
 def _small_number() -> bytes:
-    """How numbers of one digit of 30 bits begin that are no subclass's, behind their count of
-    references; zeros, if this interpreter does not keep them as CPython does: that is tried."""
+    """The bytes with which small exact integers begin, after the reference count; zeros if this
+    interpreter does not store them like CPython, which is tested."""
     ones, others = (1, 1000, 150_000, 2**30 - 1), (-1, -150_000, 2**30, 2**32 - 1)
     if any(one.__sizeof__() < 28 for one in (*ones, *others)):
         return _SMALL_NUMBER.pack(0, 0)

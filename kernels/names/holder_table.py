@@ -4,10 +4,12 @@
 
 A *slot* is a small number that stands for one holder. A set of slots is given as bits of an int.
 Compiled if available (`kernels/cpu/source/names/holder_table.cpp`), else in dicts.
-The compiled one keeps 40 bits of each name: of ten million names 45 pairs have the same, nearly all
-of them on two replicas. Such a replica is taken to have a block that it lacks if it has all before
-it, and one that has both blocks, to lack the one once the other is evicted: a prompt goes where one
-block less of it is cached. Whoever makes such names on purpose harms a hint, and no block.
+
+The compiled table keeps only 40 bits of each name: among ten million names there are about 45
+collisions, nearly all between names on two replicas. A replica with one of the two names is taken
+to hold the other as well, if it holds all blocks before it; a replica with both is taken to lack
+the one once the other is evicted. The effect is that a prompt goes to a replica with one cached
+block less. Collisions made on purpose can mislead routing, but never a block's content.
 """
 
 from __future__ import annotations
@@ -26,10 +28,10 @@ MAX_EQUAL_SETS = 10_000
 class HolderTable(Protocol):
     @property
     def address(self) -> int | None:
-        """The address for compiled code; None: not compiled."""
+        """The address for compiled code; None if not compiled."""
 
     def __len__(self) -> int:
-        """Names with a holder, or not swept yet."""
+        """Names with a holder, and names that `sweep` has not removed yet."""
 
     def add(self, slot: int, names: BlockNames) -> int:
         """Add `slot` as a holder of `names`; return how many are new."""
@@ -38,19 +40,19 @@ class HolderTable(Protocol):
         """Remove `slot` as a holder of `names`; return how many it held."""
 
     def num_leading(self, names: BlockNames, live: int) -> array.array[int]:
-        """Leading `names` that each slot in `live` holds, by slot; 0 for slots that are not.
+        """Number of leading `names` that each slot in `live` holds, by slot; 0 for other slots.
 
-        One more number than the largest of them is a 0, which stands for whoever has no slot.
+        The array has one more element than the largest slot, a 0, for holders without a slot.
         """
 
     def num_leading_of(self, prompts: Sequence[BlockNames], slot: int) -> array.array[int]:
-        """Leading names of each prompt that `slot` holds."""
+        """Number of leading names of each prompt that `slot` holds."""
 
     def begin_sweep(self, dead: int) -> None:
-        """From now on `sweep` takes these slots out of all names. Nothing is added to them."""
+        """Let `sweep` remove these slots from all names. Nothing may be added to them any more."""
 
     def sweep(self, stretch: int) -> bool:
-        """Go over about `stretch` more names; whether all have been gone over."""
+        """Process about `stretch` more names; returns whether all have been processed."""
 
 
 def new_holder_table() -> HolderTable:
@@ -66,7 +68,7 @@ class ReferenceTable:
     def __init__(self) -> None:
         self._slots_by_name: dict[bytes, int] = {}
         self._equal_sets: dict[int, int] = {}
-        """Equal sets of slots are one object, of which a million entries take no memory."""
+        """Interned sets of slots, so that equal sets take memory once."""
         self._sweeping = 0
         self._unswept: list[bytes] = []
 
@@ -108,7 +110,7 @@ class ReferenceTable:
         return self._slots_by_name.get(name, 0)
 
     def _put(self, name: bytes, slots: int) -> bool:
-        """Whether that is anything new."""
+        """Returns whether this adds a holder."""
         if slots == self._slots(name):
             return False
         if not slots:

@@ -1,6 +1,6 @@
-"""The calls of source/names/holder_table.cpp.
+"""Calls source/names/holder_table.cpp.
 
-The interpreter waits meanwhile: no other Python thread finds a table half changed.
+The GIL is held, so that no other Python thread sees a half-changed table.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class CompiledTable:
         self._call = _functions(library)
         self._table = self._call.new()
         self._live = 0, b""
-        """Slots that were asked for last, and the same in words."""
-        # Not when the interpreter ends: a thread may still look something up.
+        """The last requested slots, and the same as words of bits."""
+        # Do not free at interpreter exit: a thread may still be looking something up.
         weakref.finalize(self, self._call.free, self._table).atexit = False
 
     @property

@@ -1,6 +1,6 @@
 """A set of block hashes, with a search for the last of a prompt's hashes in it.
 
-Compiled where the library is there (`kernels/cpu/source/names/name_set.cpp`), else a Python set.
+Compiled if the library is available (`kernels/cpu/source/names/name_set.cpp`), else a Python set.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class NameSet(Protocol):
     def add(self, name: bytes) -> None: ...
 
     def remove(self, name: bytes) -> None:
-        """Safe to repeat."""
+        """Idempotent."""
 
     def last(self, names: BlockNames, start: int) -> int:
-        """The number of the last of `names` from `start` on that is in the set; -1: none is."""
+        """The index of the last of `names`, from `start` on, that is in the set; -1 if none is."""
 
 
 def new_name_set() -> NameSet:

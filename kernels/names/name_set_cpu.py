@@ -1,4 +1,4 @@
-"""The calls of source/names/name_set.cpp. The interpreter waits meanwhile."""
+"""Calls source/names/name_set.cpp, holding the GIL."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CompiledSet:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._call = _functions(library)
         self._set = self._call.new()
-        # Not when the interpreter ends: a thread may still look something up.
+        # Do not free at interpreter exit: a thread may still be looking something up.
         weakref.finalize(self, self._call.free, self._set).atexit = False
 
     def add(self, name: bytes) -> None:

@@ -1,12 +1,12 @@
-"""A radix tree of prompts' block hashes: common prefixes are shared stretches.
+"""A radix tree of prompts' block hashes.
 
-    a b c d e  of 1           a b c     through which go 2 prompts of 1, and one of 2
+    a b c d e  of 1           a b c     prefix of 2 prompts of 1, and of one of 2
     a b c x    of 2            |- d e
     a b c      of 1            '- x
 
-So a look-up takes as long as it passes stretches, however many prompts begin alike. A *number* is a
-small one that stands for who has the prompt. Compiled where the library is there
-(`kernels/cpu/source/names/prefix_tree.cpp`), else in dicts.
+A look-up takes time in proportion to the edges on its path, not to the number of prompts with a
+common prefix. A *number* is a small integer that stands for the owner of a prompt. Compiled if the
+library is available (`kernels/cpu/source/names/prefix_tree.cpp`), else in dicts.
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ class PrefixTree(Protocol):
     def add(self, number: int, names: BlockNames) -> None: ...
 
     def remove(self, number: int, names: BlockNames) -> None:
-        """One that was added."""
+        """Remove a prompt that was added."""
 
     def depths(self, names: BlockNames, num: int) -> array.array[int]:
-        """By number: the longest prefix of `names` that one of its prompts shares. All numbers are
-        below `num`; an additional 0 at the end is for callers without a number.
-        """
+        """By number: the length of the longest prefix that `names` shares with one of its prompts.
+        All numbers are below `num`; an additional 0 at the end is for callers without a number."""
 
     def num_passed(self, names: BlockNames) -> int:
-        """Stretches on the path of a look-up."""
+        """Edges on the path of a look-up."""
 
 
 def new_prefix_tree() -> PrefixTree:
@@ -44,12 +43,12 @@ def new_prefix_tree() -> PrefixTree:
 
 
 class _Stretch:
-    """Names between two places where prompts part, or end."""
+    """An edge of the tree: names without a branch or an end of a prompt between them."""
 
     def __init__(self, names: BlockNames, num_by_number: dict[int, int], after: _Stretches) -> None:
         self.names = names
         self.num_by_number = num_by_number
-        """Prompts through it, by number."""
+        """Number of prompts through this edge, by number."""
         self.after = after
 
     def enter(self, number: int) -> None:
@@ -61,14 +60,14 @@ class _Stretch:
             del self.num_by_number[number]
 
     def split(self, num_names: int) -> None:
-        """Keep so many names, and let another stretch come after with the rest."""
+        """Keep `num_names` names, and move the rest to a new edge below."""
         rest = self.names[num_names:]
         behind = _Stretch(rest, dict(self.num_by_number), self.after)
         self.names = self.names[:num_names]
         self.after = {rest[0]: behind}
 
     def join(self) -> None:
-        """Take in the stretch after it, if all go on there."""
+        """Merge with the edge below, if all prompts continue there."""
         if len(self.after) != 1:
             return
         [behind] = self.after.values()
@@ -78,7 +77,7 @@ class _Stretch:
 
 
 _Stretches = dict[bytes, _Stretch]
-"""Stretches by their first name."""
+"""Edges by their first name."""
 
 
 class ReferenceTree:
@@ -124,8 +123,8 @@ class ReferenceTree:
         return sum(1 for _ in self._passed(names))
 
     def _passed(self, names: BlockNames) -> Iterator[tuple[int, _Stretch]]:
-        """Stretches that a prompt goes through, and how deep it is at the end of what it has in
-        common with them."""
+        """The edges on the path of a prompt, each with the length of the common prefix at its
+        end."""
         depth, stretches, num_names = 0, self._stretches, len(names)
         while depth < num_names and (stretch := stretches.get(names[depth])) is not None:
             num_common = stretch.names.num_common(names, depth)

@@ -1,4 +1,4 @@
-"""The calls of source/names/prefix_tree.cpp. The interpreter waits meanwhile."""
+"""Calls source/names/prefix_tree.cpp, holding the GIL."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CompiledTree:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._call = _functions(library)
         self._tree = self._call.new()
-        # Not when the interpreter ends: a thread may still look something up.
+        # Do not free at interpreter exit: a thread may still be looking something up.
         weakref.finalize(self, self._call.free, self._tree).atexit = False
 
     def __bool__(self) -> bool:

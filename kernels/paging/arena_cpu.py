@@ -1,6 +1,6 @@
 """The description of an arena for operators: address and layout of units.
 
-See source/arena.h, which reads the same numbers.
+source/paging/arena.h reads the same numbers.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from torch import Tensor
 from baton.kernels.paging.quantized_arena import Arena, QuantizedArena
 
 WIDE = 0
-"""The kind of items of the model's dtype."""
+"""Number of the item type that is the model's dtype."""
 ITEMS = {torch.int8: 1, torch.float8_e4m3fn: 2}
-"""The kind of 8-bit items."""
+"""Numbers of the 8-bit item types."""
 MAX_WIDTH = 256
 """The widest head: a tile of wider queries would not stay in a core's cache."""
 

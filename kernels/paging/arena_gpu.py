@@ -1,12 +1,12 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, allow-incomplete-defs
 # mypy: no-warn-return-any
-"""How kernels find a token in an arena, whatever its items are.
+"""Addresses of tokens in an arena with any type of items, for Triton kernels.
 
     items    block * block_stride + head * head_stride + (kv * S + slot) * H + column
     scales   the same strides, in float32, from items_bytes on: + kv * S + slot
 
-kv is 0 for K and 1 for V. Arenas without scales have strides in their items. S tokens a block, H
-head width. Offsets are int64, since arenas pass 2^31 items: a block out of a table of int32 is
+kv is 0 for K and 1 for V. Without scales, strides are counted in items. S tokens a block, H head
+width. Offsets are int64, since arenas exceed 2^31 items: a block number of an int32 table is
 widened before it is multiplied.
 """
 
@@ -24,11 +24,11 @@ from baton.kernels.paging.quantized_arena import SCALE_BYTES, Arena, QuantizedAr
 
 @dataclass(frozen=True, slots=True)
 class PagedCache:
-    """One layer's arena as addresses."""
+    """One layer's arena as addresses and strides."""
 
     items: Tensor
     scales: Tensor
-    """float32 from the first unit's scales on; the items again where there are none."""
+    """float32 from the first unit's scales on; the items again if there are none."""
     num_kv_heads: int
     block_size: int
     width: int
@@ -64,7 +64,7 @@ class PagedCache:
 
     @property
     def column_tile(self) -> int:
-        """Columns of a tile: products want a power of two, and 16 of them."""
+        """Columns of a tile: a power of two, and at least 16, as products need."""
         return max(16, triton.next_power_of_2(self.width))
 
 
@@ -81,10 +81,11 @@ def load_tile(items, tokens, inside, WIDTH: tl.constexpr, COLUMNS: tl.constexpr)
 
 @triton.jit
 def as_computed(x, dtype: tl.constexpr, HAS_SCALES: tl.constexpr):
-    """Items in the dtype of the products, exactly: what has 8 bits fits into all of them.
+    """Items in the dtype of the products, without rounding: every such dtype holds 8-bit items
+    exactly.
 
-    By way of float32, for which the device has packed conversions at full rate; straight to
-    bfloat16 it would take the slow ones, one number at a time.
+    The conversion goes through float32, for which the device has packed instructions at full rate;
+    a direct one to bfloat16 would convert one item at a time.
     """
     if HAS_SCALES:
         return x.to(tl.float32).to(dtype)

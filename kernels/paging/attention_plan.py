@@ -1,13 +1,13 @@
-"""Which blocks a pass of torch reads, worked out from block tables alone.
+"""Plans the blocks that a pass of torch's attention reads, from block tables alone.
 
     position p of a request sees  p - window + 1 .. p,  without a window  0 .. p
 
-Requests with one new token are attended together, as many as fit into the caches of a CPU; longer
-chunks one by one, cut so that no mask grows too large. Of a window's past only the blocks that it
-reaches are read; those before it stay in the cache, where other layers and requests may need them.
+Requests with one new token are grouped, as many as fit into the caches of a CPU; longer chunks are
+processed one by one, cut so that no mask grows too large. With a window only the blocks that it
+reaches are read; earlier ones stay in the cache, where other layers and requests may need them.
 
-T new tokens of all requests end to end, K KV heads, S tokens a block, R requests, M blocks of the
-longest of them (or of the longest window).
+T new tokens of all requests, concatenated, K KV heads, S tokens a block, R requests, M blocks of
+the longest of them (or of the longest window).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from baton.kernels.paging.window import (
 )
 
 GATHER_BYTES = 4 << 20
-"""K and V copied out of the arena at once: more than the last-level cache holds is slower."""
+"""Most bytes of K and V gathered at a time: more than the last-level cache holds is slower."""
 MASK_ITEMS = 4 << 20
-"""A long chunk is cut so that no mask is larger."""
+"""Most items of a mask; longer chunks are cut."""
 MIN_WINDOW_CUT = 256
-"""A chunk is cut no smaller, even if the window is: small products waste the processor."""
+"""Least tokens of a cut, even if the window is smaller: small products are inefficient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class ArenaShape:
     num_kv_heads: int
     block_size: int
     row_bytes: int
-    """K or V of one block and head."""
+    """Bytes of K or V of one block and head."""
     dtype: torch.dtype
     """The dtype of queries and scores."""
 
@@ -54,14 +54,14 @@ class AttentionGroup:
     """Requests attended in one operation: any number with one new token, or one with more."""
 
     tokens: slice | Tensor
-    """Which of the T."""
+    """The rows of its tokens among the T."""
     rows: Tensor
-    """[2 * R * K * M] of the arena: all K, then all V."""
+    """[2 * R * K * M] row numbers of the arena: all K, then all V."""
     not_its_own: Tensor | None
-    """[R, M * S] bool: slots that no token of the request sees. None: there are new tokens only."""
+    """[R, M * S] bool: slots that no token of the request sees. None if there is no past."""
     bias: Tensor | None
     """0 or -inf, added to the scores: [R, 1, 1, M * S], or [tokens, M * S] for one request. None:
-    the new tokens are all that there is of it, and each sees those before it."""
+    the new tokens are the whole request, with a causal mask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +82,13 @@ class _Requests:
     window: Window
 
     def first_block(self, position: int) -> int:
-        """The first block that a token at `position` looks into."""
+        """The first block that a token at `position` reads."""
         if num_first_of(self.window):
             return 0
         return first_seen(self.window, position) // self.shape.block_size
 
     def decode_span(self, request: int) -> int:
-        """Blocks that the last token of `request` looks into."""
+        """Number of blocks that the last token of `request` reads."""
         context_len = self.context_lens[request]
         return self.shape.num_blocks_for(context_len) - self.first_block(context_len - 1)
 
@@ -100,7 +100,7 @@ def plan_attention(
     shape: ArenaShape,
     window: Window = None,
 ) -> AttentionPlan:
-    """Work out a pass from block tables [R, M], padded with any block."""
+    """Plan a pass from block tables [R, M], padded with any block."""
     starts = [0]
     for query_len in query_lens:
         starts.append(starts[-1] + query_len)
@@ -118,9 +118,9 @@ def plan_attention(
 
 
 def _split(requests: _Requests, members: Sequence[int]) -> Iterator[list[int]]:
-    """Cut requests into groups whose padded K and V are at most GATHER_BYTES, or of one request.
+    """Split requests into groups whose padded K and V are at most GATHER_BYTES, or of one request.
 
-    Requests of like length go together, so that little is padded.
+    Requests of similar length are grouped, so that there is little padding.
     """
     block_bytes = 2 * requests.shape.num_kv_heads * requests.shape.row_bytes
     span_by_member = {member: requests.decode_span(member) for member in members}
@@ -154,7 +154,7 @@ def _plan_decodes(requests: _Requests, members: list[int]) -> AttentionGroup:
     else:
         firsts = torch.tensor([requests.first_block(n - 1) for n in context_lens], device=device)
         columns = firsts.unsqueeze(1) + torch.arange(num_blocks, device=device)
-        # Columns past the end of a table are read as its last one, and hidden as all padding is.
+        # Columns past the end of a table are replaced by its last one, and masked like all padding.
         tables = tables.gather(1, columns.clamp_(max=tables.shape[1] - 1))
         places = places + firsts.unsqueeze(1) * requests.shape.block_size  # [R, M * S]
         seen = [first_seen(requests.window, n - 1) for n in context_lens]
@@ -207,9 +207,9 @@ def _plan_prefill(requests: _Requests, request: int) -> Iterator[AttentionGroup]
 
 
 def _cut(context_len: int, window: Window) -> int:
-    """Tokens of a chunk that are attended at once.
+    """Tokens of a chunk that are attended at a time.
 
-    With a window no more than it is wide: each cut reads itself and a window before it.
+    With a window, at most its size: each cut reads itself and a window before it.
     """
     if window is None or isinstance(window, Streaming):
         return max(1, MASK_ITEMS // context_len)

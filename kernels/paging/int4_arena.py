@@ -7,7 +7,7 @@ This holds within a pass, too: in a chunk of three blocks, tokens of the third r
 bits, and tokens of the second do not. So chunks, prefix hits and batches change nothing.
 
     units       [blocks][K][unit bytes]     the full ones; what an open block holds here is void
-    open rows   [lanes][O][K][2][S][H]      of each request that runs: its last blocks, from pass to
+    open rows   [slots][O][K][2][S][H]      of each request that runs: its last blocks, from pass to
                                             pass; block b where b % O is
     pass rows   [T + R (S - 1)][2][K][H]    of a layer, during a pass: the blocks it writes into, as
                                             computed. Of request r from query_starts[r] + r (S - 1)
@@ -48,7 +48,7 @@ class RequestPart:
     start: int
     """Position of the first new token."""
     end: int
-    lane: int
+    open_slot: int
     table: list[int]
     blocks: list[int]
     """From that of the first new token on."""
@@ -76,11 +76,11 @@ class Int4Arena:
     def check(self, num_tokens: int, sequences: Sequences) -> None:
         """Raise ValueError for a pass that there is no room for."""
         num_rows = num_tokens + sequences.num_requests * (self.block_size - 1)
-        num_lanes = len(self.open_rows)
-        if num_rows > len(self.pass_rows) or sequences.num_requests > num_lanes:
+        num_slots = len(self.open_rows)
+        if num_rows > len(self.pass_rows) or sequences.num_requests > num_slots:
             raise ValueError(
                 f"{num_tokens} tokens of {sequences.num_requests} requests; there is room for "
-                f"{len(self.pass_rows)} rows of {num_lanes} requests"
+                f"{len(self.pass_rows)} rows of {num_slots} requests"
             )
 
     def write(self, kv: Tensor, sequences: Sequences) -> None:
@@ -102,12 +102,12 @@ class Int4Arena:
     def _open_block(self, part: RequestPart, place: int) -> Tensor:
         """[S, 2, K, H] The rows kept of a block of the pass."""
         block = part.first // self.block_size + place
-        return self.open_rows[part.lane, block % self.num_open].permute(2, 1, 0, 3)
+        return self.open_rows[part.open_slot, block % self.num_open].permute(2, 1, 0, 3)
 
     def parts(self, sequences: Sequences) -> Iterator[RequestPart]:
         """Request by request, in the order of the pass."""
-        token, lanes = 0, sequences.lanes
-        assert lanes is not None, "open blocks have no place"
+        token, open_slots = 0, sequences.open_slots
+        assert open_slots is not None, "the pass has no slots for open blocks"
         for request, (query_len, context_len) in enumerate(sequences.lengths()):
             start = context_len - query_len
             first = start // self.block_size * self.block_size
@@ -119,7 +119,7 @@ class Int4Arena:
                 first=first,
                 start=start,
                 end=context_len,
-                lane=int(lanes[request]),
+                open_slot=int(open_slots[request]),
                 table=table,
                 blocks=table[first // self.block_size :],
             )

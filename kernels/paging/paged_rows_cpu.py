@@ -1,4 +1,4 @@
-"""Rows into the paged cache, by the operator of source/compress.cpp."""
+"""Rows into the paged cache, by the operator of source/cache_write/compress.cpp."""
 
 from __future__ import annotations
 

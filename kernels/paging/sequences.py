@@ -40,7 +40,7 @@ class Sequences:
     """At least the new tokens of any request: 1 if all decode."""
     max_context_len: int
     """At least the tokens of any request."""
-    lanes: Tensor | None = None  # [R] int64
+    open_slots: Tensor | None = None  # [R] int64
     """Where the open block of each is, in caches that have such
     (kernels/paging/int4_arena.py)."""
     is_captured: bool = False
@@ -107,7 +107,7 @@ class Sequences:
             block_tables=self.block_tables[first:stop],
             max_query_len=max(query_len for query_len, _ in lengths[first:stop]),
             max_context_len=max(context_len for _, context_len in lengths[first:stop]),
-            lanes=None if self.lanes is None else self.lanes[first:stop],
+            open_slots=None if self.open_slots is None else self.open_slots[first:stop],
         ).knowing(lengths[first:stop])
 
     def in_runs(self) -> Sequences:
@@ -149,7 +149,7 @@ class Sequences:
             context_lens=lens_there,
             block_tables=self.block_tables.index_select(0, owners_there),
             max_query_len=MAX_RUN,
-            lanes=None,
+            open_slots=None,
         )
 
     def with_own_blocks(self, num_blocks: int) -> Sequences:

@@ -1,4 +1,5 @@
-"""Queries that grow with their position, by the operator of source/query_temperature.cpp."""
+"""Queries that grow with their position, by the operator of
+source/positions/query_temperature.cpp."""
 
 from __future__ import annotations
 

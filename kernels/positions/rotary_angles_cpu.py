@@ -1,4 +1,4 @@
-"""Cosines and sines of rotary positions by the operator of source/rotary_angles.cpp."""
+"""Cosines and sines of rotary positions by the operator of source/positions/rotary_angles.cpp."""
 
 from __future__ import annotations
 

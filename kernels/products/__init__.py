@@ -1,1 +1,1 @@
-"""x times a weight, however the weight is kept."""
+"""Products of activations with weights in any format."""

@@ -1,4 +1,4 @@
-"""Rows of a table, by number:   y[t] = table[ids[t]] * scale
+"""Looks up rows of a table:   y[t] = table[ids[t]] * scale
 
 T tokens, V vocabulary, D width. The scale is rounded to the table's dtype first, as Gemma does.
 """
@@ -15,7 +15,7 @@ from baton.kernels.products.weight import Weight
 
 
 def embedding(ids: Tensor, table: Weight, scale: float | None = None) -> Tensor:
-    """ids [T] of a table [V, D] -> [T, D]"""
+    """ids [T], table [V, D] -> [T, D]"""
     if not isinstance(table, Tensor):
         return table.embedding(ids, scale)
     if runs(table):

@@ -1,4 +1,4 @@
-"""Compiled look-up of the rows of a table, which may be a packed weight."""
+"""Compiled look-up of the rows of a table, dense or packed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ CACHE_LINE = 64
 
 
 def embedding(ids: Tensor, table: Tensor, scale: float | None) -> Tensor:
-    """ids [T] int64 of a table [V, D]."""
+    """ids [T] int64, table [V, D] -> [T, D]"""
     width = table.shape[1]
     return _look_up(ids, table, scale, width=width, touched_bytes=width * table.itemsize)
 
 
 def packed_embedding(ids: Tensor, packed: Tensor, scale: float | None) -> Tensor:
-    """Rows of a table as kernels/products/linear_cpu.py packs it."""
+    """The same for a table that was packed by kernels/products/linear_cpu.py."""
     _, num_steps, _, depth = packed.shape
     width = num_steps * depth
     return _look_up(ids, packed, scale, width=width, touched_bytes=num_steps * CACHE_LINE)

@@ -1,7 +1,6 @@
-"""A matrix of weights on a GPU that multiplies a row the same beside any others: always in the same
-tiles of ours, over the same splits of K, and never by a library, which chooses by the number of
-rows.
-"""
+"""A batch-invariant weight matrix on a GPU: a row of the result has the same bits whatever other
+rows are in the batch. Products always use Baton's own kernel with the same tiles and the same
+splits of K, and never a library, whose choice of kernel depends on the number of rows."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ class FixedWeight:
     """A `PreparedWeight`, see kernels/products/weight.py."""
 
     whole: Tensor
-    """W [N, K], as the checkpoint has it."""
+    """W [N, K], as in the checkpoint."""
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -1,13 +1,13 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, allow-incomplete-defs
 # mypy: no-warn-return-any
-"""Activations in e4m3, one scale for each row or for 128 neighbours of it.
+"""Quantizes activations to e4m3, with one scale per row or per group of 128 items of a row.
 
     s = max |x| / 448 over the group           q = x / s
 
-Where a group holds what is not finite, s is NaN, and so is all that is made of it: neither a
-maximum nor e4m3 would keep it. A program takes a group of one row. Either q and s come out, laid
-out as `scaled_mm` wants them, or q * s in the dtype of x: what a product with wide activations then
-sees is the same.
+If a group contains an infinity or NaN, s is NaN, and so is everything computed from it; without
+this rule the maximum or e4m3 would lose such values. One program handles one group of one row. The
+result is either q and s, in the layout that `scaled_mm` needs, or q * s in the dtype of x, so that
+a product with unquantized activations gives the same result.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from torch import Tensor
 
 FP8 = torch.float8_e4m3fn
 STEPS_OF_SMALLEST = tl.constexpr(1.5 * 2.0 ** (23 - 9))
-"""Added and taken away again, it leaves multiples of 2^-9."""
+"""Adding and subtracting it rounds to multiples of 2^-9, the smallest e4m3 number."""
 
 
 def round_rows(x: Tensor, group: int) -> Tensor:
-    """x [T, K] -> q * s, [T, K]; `group` of K neighbours share a scale, which divides K."""
+    """x [T, K] -> q * s [T, K]; `group` items of a row share a scale. K must be a multiple of
+    `group`."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _launch(x, out, out, group, IS_KEPT=False)
     return out
 
 
 def quantize_rows(x: Tensor, group: int, num_rows: int) -> tuple[Tensor, Tensor]:
-    """q [rows, K] and s [rows, K / group], whose rows are neighbours; those behind x's are 0."""
+    """q [rows, K] and s [rows, K / group], stored column by column; rows beyond those of x are
+    0."""
     items = torch.zeros(num_rows, x.shape[1], dtype=torch.uint8, device=x.device).view(FP8)
     scales = torch.zeros(x.shape[1] // group, num_rows, dtype=torch.float32, device=x.device)
     _launch(x, items, scales, group, IS_KEPT=True)
@@ -52,7 +54,8 @@ def _launch(x: Tensor, out: Tensor, scales: Tensor, group: int, *, IS_KEPT: bool
 
 @triton.jit
 def _rounded(x):
-    """The nearest number of e4m3, ties to even, of |x| <= 448: its cast is then exact, anywhere."""
+    """The nearest e4m3 number, ties to even, for |x| <= 448. The cast to e4m3 is then exact on
+    every device."""
     bits = x.to(tl.int32, bitcast=True)
     bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000  # three bits of mantissa
     normal = bits.to(tl.float32, bitcast=True)
@@ -73,7 +76,8 @@ def _quantize(
     wide = tl.where(is_finite, wide, 0.0)
     largest = tl.max(tl.abs(wide), 0)
     scale = tl.where(largest > 0, largest / 448.0, 1.0)
-    # The quotient may pass the largest item by a rounding, and e4m3 has no infinity but NaN.
+    # Rounding may push the quotient above the largest e4m3 number, which would become NaN, as e4m3
+    # has no infinity.
     items = _rounded(tl.clamp(tl.div_rn(wide, scale), -448.0, 448.0)).to(tl.float8e4nv)
     scale = tl.where(is_finite, scale, float("nan"))
     if IS_KEPT:

@@ -1,11 +1,11 @@
-"""Products of each head with a matrix of its own:   y[t, n] = W[n] x[t, n]
+"""Multiplies each head by a matrix of its own:   y[t, n] = W[n] x[t, n]
 
     x [T, N, I], W [N, O, I], y [T, N, O]
 
-On a CPU a head's matrix lies in panels, as others do (kernels/products/packed_weight.py), and a row
-of y has the same bits whatever rows are computed beside it; on a GPU torch multiplies, or, where
-that is wanted there, too, head_linear_gpu.py. x may be a view: only its last
-dimension must be contiguous, and one row may stand for all heads (a stride of 0).
+On a CPU the matrices are packed in panels (kernels/products/packed_weight.py), and results are
+batch-invariant. On a GPU torch multiplies, or head_linear_gpu.py if results must be batch-invariant
+there, too. x may be a view: only its last dimension must be contiguous, and a stride of 0 repeats
+one row for all heads.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class PackedHeads:
         return self.panels.nbytes
 
     def heads(self, first: int, stop: int) -> PackedHeads:
-        """The panels of some of the heads; copies nothing."""
+        """The panels of some of the heads, without a copy."""
         return PackedHeads(self.panels[first:stop], self.num_rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FixedHeads:
-    """Matrices on a GPU that multiply a row the same beside any others: see fixed_weight.py."""
+    """Batch-invariant matrices on a GPU: see fixed_weight.py."""
 
     whole: Tensor  # [N, O, I]
 
@@ -67,12 +67,12 @@ class FixedHeads:
 
 
 HeadWeight: TypeAlias = Tensor | PackedHeads | FixedHeads
-"""A tensor is [N, O, I]."""
+"""A plain tensor has shape [N, O, I]."""
 
 
 def pack_heads(weight: Tensor, *, is_fixed: bool = False) -> HeadWeight:
-    """W [N, O, I] as its device multiplies it best: as it is, or a packed copy. `is_fixed`: a row
-    is the same beside any others, which packed ones give anyway."""
+    """Prepares W [N, O, I] for its device: unchanged, or as a packed copy. `is_fixed`: results must
+    be batch-invariant, which those of packed matrices always are."""
     if runs(weight) and weight.shape[2] % DEPTHS[weight.dtype] == 0:
         return PackedHeads(cpu.pack(weight), weight.shape[1])
     return FixedHeads(weight) if is_fixed else weight

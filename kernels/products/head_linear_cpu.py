@@ -1,4 +1,4 @@
-"""Products of each head with a matrix of its own, by the operator of source/head_linear.cpp."""
+"""Compiled products of each head with a matrix of its own; see source/products/head_linear.cpp."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def pack(weight: Tensor) -> Tensor:
 
 
 def head_linear(x: Tensor, panels: Tensor, num_rows: int) -> Tensor:
-    """x [T, N, I], whose last dimension is contiguous -> [T, N, O]"""
+    """x [T, N, I] -> [T, N, O]. The last dimension of x must be contiguous."""
     tokens, heads, width = x.shape
     if x.stride(2) != 1 or x.dtype is not panels.dtype:
         raise ValueError(

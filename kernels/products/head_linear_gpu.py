@@ -1,13 +1,13 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, allow-incomplete-defs
 # mypy: no-warn-return-any
-"""Products of each head with a matrix of its own, in the same tiles for any number of rows.
+"""Multiplies each head by a matrix of its own, with the same tiles for any number of rows.
 
     y[t, n] = W[n] x[t, n]      x [T, N, I], W [N, O, I], y [T, N, O]
 
     a program    COLUMNS outputs of ROWS tokens of one head, over all of I
 
-Heads are many and I is short, so nothing is split along it: a row has the same bits beside any
-others. W may lie either way round: one direction of latent heads is a view of the other.
+There are many heads and I is small, so I is not split, and results are batch-invariant. W may have
+any strides: for latent attention, the matrix of one direction is a transposed view of the other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROWS, COLUMNS, STEP = 64, 64, 64
 
 
 def head_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x [T, N, I], whose last dimension is contiguous, and weight [N, O, I] -> [T, N, O]."""
+    """x [T, N, I], weight [N, O, I] -> [T, N, O]. The last dimension of x must be contiguous."""
     (num_tokens, num_heads, width), num_columns = x.shape, weight.shape[1]
     x = x if x.stride(-1) == 1 else x.contiguous()
     out = torch.empty(num_tokens, num_heads, num_columns, dtype=x.dtype, device=x.device)

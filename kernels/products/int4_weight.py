@@ -1,14 +1,15 @@
-"""Weights in four bits, one scale for each 32 of a row:   W[n, k] = scale[n, k / 32] * w[n, k]
+"""4-bit weights with one scale per 32 items of a row:   W[n, k] = scale[n, k / 32] * w[n, k]
 
-w is in [-8, 7]. What is furthest from 0 in its group becomes -8, so the scale is that number / -8,
-of either sign, in bfloat16. What is as far on the other side is cut off at 7:
+w is in [-8, 7]. The item of a group with the largest magnitude becomes -8, so the scale is that
+item / -8, of either sign, stored in bfloat16. An item of the same magnitude and opposite sign is
+clipped to 7:
 
     |W - scale w| <= |scale| / 2, or <= |scale| (1 + 1/32) where w = 7
 
-A group whose scale is no more than 1e-30 counts as 0; one that is not all finite becomes NaN.
+Groups with a scale of at most 1e-30 count as 0; groups with an infinity or NaN become NaN.
 
-In memory a panel is [K / 32] groups of: scales [32] bfloat16; then bytes [4][32][4], byte j of
-step i having u = w + 8 of k = 8 i + j in its lower half and of k = 8 i + 4 + j in its upper.
+In memory a panel is K / 32 groups of: scales [32] bfloat16, then bytes [4][32][4]. Byte j of step i
+has u = w + 8 of k = 8 i + j in its lower half and of k = 8 i + 4 + j in its upper half.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ class Int4Weight(PackedQuantizedWeight):
 
 
 def num_bytes(num_rows: int, width: int, *, is_gated: bool = False) -> int:
-    """The bytes that a weight will take."""
+    """Bytes of the packed weight."""
     num_groups = quantized_linear.padded(width) // GROUP
     return num_panels(num_rows, is_gated) * num_groups * GROUP_BYTES
 
 
 def quantize(weight: Tensor, *, is_gated: bool = False) -> Int4Weight:
-    """W [N, K]; a gated one is G above what it lets through."""
+    """Quantizes W [N, K]. If gated, W is the gate matrix G stacked on the up matrix U."""
     make = _compiled if operators.runs(weight) else reference
     return Int4Weight(
         shape=(weight.shape[0], weight.shape[1]),
@@ -68,9 +69,10 @@ def quantize(weight: Tensor, *, is_gated: bool = False) -> Int4Weight:
 
 
 def of_items(items: Tensor, scales: Tensor, dtype: torch.dtype, *, is_gated: bool) -> Int4Weight:
-    """A weight of uint8 [N, K] in [0, 15], rounded elsewhere, 8 being 0, and scales [N, G].
+    """Packs a quantized weight of a checkpoint: uint8 items [N, K] in [0, 15], where 8 means 0, and
+    scales [N, G].
 
-    A group is some times 32. Scales are kept in bfloat16:  |W - W'| <= |W| / 2^8.
+    A group is a multiple of 32 items. Scales are rounded to bfloat16:  |W - W'| <= |W| / 2^8.
     """
     found = panels_of_items(items, scales, is_gated)
     packed = PAGES.cut(found.shape)
@@ -85,7 +87,7 @@ def of_items(items: Tensor, scales: Tensor, dtype: torch.dtype, *, is_gated: boo
 
 
 def panels_of_items(items: Tensor, scales: Tensor, is_gated: bool) -> Tensor:
-    """Items and scales in panels, as bytes [panels, K / 32, 576]."""
+    """Packs items and scales in panels: bytes [panels, K / 32, 576]."""
     num_rows, width = items.shape
     u = in_panels(items, is_gated, torch.uint8, 8)
     groups = scales.repeat_interleave(width // GROUP // scales.shape[1], 1)  # [N, K / 32]
@@ -103,7 +105,7 @@ def _compiled(weight: Tensor, is_gated: bool) -> Tensor:
 
 
 def reference(weight: Tensor, is_gated: bool) -> Tensor:
-    """Bytes [panels, K / 32, 576]."""
+    """The quantized bytes [panels, K / 32, 576]."""
     wide = in_panels(weight, is_gated)
     groups = wide.view(len(wide), PANEL, -1, GROUP)  # [panels, 32, K / 32, 32]
     top, bottom = groups.amax(dim=-1), groups.amin(dim=-1)
@@ -117,7 +119,8 @@ def reference(weight: Tensor, is_gated: bool) -> Tensor:
 
 def _bytes_of(u: Tensor, scales: Tensor) -> Tensor:
     """u [panels, 32, K] and bfloat16 [panels, 32, K / 32] -> [panels, K / 32, 576]"""
-    # Four bytes are moved as one; what a half is shifted by stays within its byte.
+    # Four bytes are moved as one int32. The shift stays within each byte, as items have only 4
+    # bits.
     fours = u.contiguous().view(torch.int32).view(len(u), PANEL, -1, 4, 2)
     both = (fours[..., 0] | fours[..., 1] << 4).permute(0, 2, 3, 1)  # [panels, K / 32, 4, 32]
     packed = both.contiguous().view(torch.uint8)

@@ -1,9 +1,9 @@
-"""Activations in eight bits, for products with int8 and int4 weights.
+"""Activations quantized to 8 bits, for products with int8 and int4 weights.
 
-    x = scale * q      q whole, in [-127, 127]; scale = max |x| / 127, one a row
+    x = scale * q      q an integer in [-127, 127]; scale = max |x| / 127, one per row
 
-A row depends on itself alone, so what a token gives does not depend on the batch around it. What
-is not finite makes its row NaN.
+Each row is quantized on its own, so results are batch-invariant. An infinity or NaN makes its whole
+row NaN.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from torch import Tensor
 
 LARGEST = 127.0
 TINY = 1e-30
-"""Rows and groups of less count as 0: the inverse of their scale would not be finite."""
+"""Rows and groups with a smaller maximum count as 0: the inverse of their scale would overflow."""
 
 
 def reference(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [T, K] -> q [T, K], whole, and scales [T, 1], both float32."""
+    """x [T, K] -> integers q [T, K] and scales [T, 1], both stored as float32."""
     wide = x.float()
     limit = wide.abs().amax(dim=-1, keepdim=True)
     inverse = torch.where(limit > TINY, limit.new_tensor(LARGEST) / limit, 0)

@@ -1,10 +1,10 @@
-"""Weights in eight bits, one scale a row:   W[n, k] = scale[n] * w[n, k],  w in [-127, 127]
+"""8-bit weights with one scale per row:   W[n, k] = scale[n] * w[n, k],  w in [-127, 127]
 
     scale = max over k of |W[n, k]| / 127            |W - scale w| <= scale / 2
 
-A row of no more than 1e-30 counts as 0; one that is not all finite becomes NaN.
+Rows with a maximum of at most 1e-30 count as 0; rows with an infinity or NaN become NaN.
 
-In memory a panel is [K / 4][32][4] of u = w + 128.
+In memory a panel is [K / 4][32][4] bytes u = w + 128.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Int8Weight(PackedQuantizedWeight):
 
 
 def num_bytes(num_rows: int, width: int, *, is_gated: bool = False) -> int:
-    """The bytes that a weight will take."""
+    """Bytes of the packed weight."""
     return num_panels(num_rows, is_gated) * PANEL * (quantized_linear.padded(width) + 4)
 
 
 def quantize(weight: Tensor, *, is_gated: bool = False) -> Int8Weight:
-    """W [N, K]; a gated one is G above what it lets through."""
+    """Quantizes W [N, K]. If gated, W is the gate matrix G stacked on the up matrix U."""
     make = _compiled if operators.runs(weight) else reference
     packed, scales = make(weight, is_gated)
     return Int8Weight(
@@ -57,7 +57,8 @@ def quantize(weight: Tensor, *, is_gated: bool = False) -> Int8Weight:
 
 
 def of_items(items: Tensor, scales: Tensor, dtype: torch.dtype, *, is_gated: bool) -> Int8Weight:
-    """A weight of int8 [N, K], rounded elsewhere, with scales [N], both kept as they are."""
+    """Packs a quantized weight of a checkpoint, int8 items [N, K] with scales [N], without further
+    rounding."""
     found, spread = panels_of_items(items, scales, is_gated)
     packed = PAGES.cut(found.shape)
     packed.copy_(found)
@@ -71,7 +72,7 @@ def of_items(items: Tensor, scales: Tensor, dtype: torch.dtype, *, is_gated: boo
 
 
 def panels_of_items(items: Tensor, scales: Tensor, is_gated: bool) -> tuple[Tensor, Tensor]:
-    """Items in panels, as bytes [panels, K / 4, 32, 4], and scales [panels, 32]."""
+    """Packs items and scales in panels: bytes [panels, K / 4, 32, 4] and scales [panels, 32]."""
     u = in_panels(items.view(torch.uint8) ^ 128, is_gated, torch.uint8, 128)
     spread = torch.zeros(len(u) * PANEL)
     spread[places(len(items), is_gated)] = scales.float()
@@ -88,7 +89,7 @@ def _compiled(weight: Tensor, is_gated: bool) -> tuple[Tensor, Tensor]:
 
 
 def reference(weight: Tensor, is_gated: bool) -> tuple[Tensor, Tensor]:
-    """Bytes [panels, K / 4, 32, 4] and scales [panels, 32]."""
+    """The quantized bytes [panels, K / 4, 32, 4] and scales [panels, 32]."""
     wide = in_panels(weight, is_gated)  # [panels, 32, K]
     limit = wide.abs().amax(dim=-1)
     inverse = torch.where(limit > TINY, limit.new_tensor(LARGEST) / limit, 0)

@@ -1,6 +1,6 @@
 """Matrix products with weights:   y = x W^T + b
 
-x [T, K], W [N, K], b [N]. What a weight is kept as is up to the device
+x [T, K], W [N, K], b [N]. The format of a weight depends on the device and the configuration
 (kernels/products/weight.py).
 """
 
@@ -15,32 +15,33 @@ from baton.kernels.elementwise.silu_mul import silu_mul
 from baton.kernels.products.weight import Weight
 
 GATES = {"silu": silu_mul, "gelu_pytorch_tanh": gelu_tanh_mul}
-"""Gate and product [T, 2F] -> [T, F], by the name that `config.json` has for the activation."""
+"""Gated activations [T, 2F] -> [T, F], by the name of the activation in `config.json`."""
 
 
 def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
-    """[T, K] -> [T, N], in the dtype of x."""
+    """x [T, K] -> [T, N], in the dtype of x."""
     if isinstance(weight, Tensor):
         return _wide(x, weight, bias, x.dtype)
     return weight.linear(x, bias)
 
 
 def gated_linear(x: Tensor, weight: Weight, activation: str, bias: Tensor | None = None) -> Tensor:
-    """[T, K] -> [T, F]:   act(x G^T) * (x U^T), the weight being G above U, [2F, K]."""
+    """x [T, K] -> act(x G^T) * (x U^T) [T, F]; the weight [2F, K] is G stacked on U."""
     if isinstance(weight, Tensor):
         return GATES[activation](linear(x, weight, bias))
     return weight.gated_linear(x, activation, bias)
 
 
 def logits(x: Tensor, weight: Weight) -> Tensor:
-    """[S, K] -> [S, V] float32, unrounded where the device can."""
+    """x [S, K] -> [S, V] float32, not rounded to the dtype of x if the device can avoid it."""
     if isinstance(weight, Tensor):
         return _wide(x, weight, None, torch.float32)
     return weight.logits(x)
 
 
 def _wide(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Few rows on a GPU are bound by reading the weight, for which torch has no kernel."""
+    """With few rows on a GPU the product is bound by reading the weight; torch has no kernel for
+    that case, so Baton's own is used."""
     if x.is_cuda and x.dtype is weight.dtype:
         from baton.kernels.products.linear_gpu import FEW_ROWS, linear_tiles
 

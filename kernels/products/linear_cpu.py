@@ -1,5 +1,5 @@
-"""Compiled matrix products with packed weights; kernels/products/packed_weight.py draws how they
-lie."""
+"""Compiled matrix products with packed weights; see kernels/products/packed_weight.py for the
+layout."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from baton.kernels.cpu.operators import Call, call, of_dtype
 
 PANEL = 32
 DEPTHS: Mapping[torch.dtype, int] = {torch.float32: 1, torch.bfloat16: 2}
-"""Neighbours of a row of W that lie together."""
+"""Number of consecutive items of a row of W that are stored together."""
 GATES: Mapping[str, int] = {"silu": 0, "gelu_pytorch_tanh": 1}
-"""Gating functions as source/linear.cpp numbers them."""
+"""Numbers of the gating functions in source/products/linear.cpp."""
 
 
 def pack(weight: Tensor, is_gated: bool) -> Tensor:

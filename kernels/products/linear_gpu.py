@@ -1,19 +1,19 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, allow-incomplete-defs
 # mypy: no-warn-return-any
-"""Products with weights of any width, at the bandwidth of memory when there are few rows.
+"""Products with weights of any width, at memory bandwidth when there are few rows.
 
-    y [T, N] = x [T, K] W^T + b     W as kernels/products/quantized_weight.py has it, or as x
+    y [T, N] = x [T, K] W^T + b     W as in kernels/products/quantized_weight.py, or in x's dtype
 
     a program    COLUMNS outputs of ROWS rows, over one of the splits of K
-    splits       so that a few thousand outputs occupy the whole device; how many depends on the
-                 weight alone, and they are added in order: a row gives the same beside any others,
-                 as many as fit in its tile; beside any number if tiles are FIXED_ROWS high
+    splits       let a few thousand outputs occupy the whole device. Their number depends on the
+                 weight alone, and they are added in order, so a row does not depend on the other
+                 rows of its tile, nor on their number if tiles are FIXED_ROWS high
 
-Few rows: each byte of W is read once and everything else hides behind that. The tile of W is the
-tall operand (its columns are the M of the tensor core, the rows of x its N), so that 16 rows, or
-one, fill an instruction. Items are widened to the dtype of x in registers: 8 bits and 4 fit exactly
-into bfloat16; one scale an output is multiplied in at the end, one of 128 inputs to the products
-of a step, and only the scales of narrower groups to the items themselves.
+With few rows, each byte of W is read once and all else is hidden behind that. W is the M operand of
+the tensor core instruction and x the N operand, so 16 rows, or one, fill an instruction. Items are
+widened to the dtype of x in registers: 8-bit and 4-bit items fit exactly into bfloat16. A scale per
+output is applied at the end, a scale per 128 inputs to the products of a step, and only scales of
+narrower groups to the items themselves.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from torch import Tensor
 from baton.kernels.gpu.dot import dot
 
 FEW_ROWS = 16
-"""Most rows of our kernel: above it, products of wide weights are cuBLAS's."""
+"""Most rows for Baton's kernel; with more, products with unquantized weights use cuBLAS."""
 ENOUGH_PROGRAMS = 528
-"""Four for each multiprocessor of an H100 or H200."""
+"""Four programs per multiprocessor of an H100 or H200."""
 FIXED_ROWS = 64
-"""Rows of a tile where a row is to give the same beside any number of others. Few of them are bound
-by reading the weight all the same."""
+"""Rows of a tile for batch-invariant results. With few rows the product is still bound by reading
+the weight."""
 MAX_PARTIAL_BYTES = 64 << 20
-"""What splits may give at once there: prompts have many rows."""
+"""Most bytes of partial sums at a time for batch-invariant products, as prompts have many rows."""
 MIN_SPLIT_ITEMS = 512
-"""The least of K in a split: shorter ones cost more to add up than they save."""
+"""Least items of K in a split: shorter splits cost more to add up than they save."""
 
 
 def linear_tiles(
@@ -49,12 +49,12 @@ def linear_tiles(
     dtype: torch.dtype | None = None,
     is_fixed: bool = False,
 ) -> Tensor:
-    """x [T, K] -> [T, N] of `dtype`, or of x's. `is_fixed`: a row is the same beside any others.
+    """x [T, K] -> [T, N] of `dtype`, or of x's dtype. `is_fixed`: results are batch-invariant.
 
-    items [N, K] of x's dtype, int8 or float8_e4m3fn, or uint8 [N, K / 2] with two of 4 bits each.
-    scales [N / group[0], K / group[1]] float32; group[1] is 0 for all of K. If they are uint8, they
-    are e8m0, and items e2m1.
-    zeros uint8 [N, K / group[1]], of items of 4 bits, where they are not all 8.
+    items: [N, K] of x's dtype, int8 or float8_e4m3fn; or uint8 [N, K / 2] with two 4-bit items a
+    byte. scales: float32 [N / group[0], K / group[1]]; group[1] = 0 means all of K. If scales are
+    uint8, they are e8m0, and items are e2m1. zeros: uint8 [N, K / group[1]], the zero points of
+    4-bit items; None if all are 8.
     """
     x = x if x.stride(-1) == 1 else x.contiguous()
     (num_rows, width), num_columns = x.shape, items.shape[0]
@@ -84,9 +84,8 @@ def linear_tiles(
             IS_SCALED_LATE=scales is not None and not group[1],
             ROWS=rows, COLUMNS=columns, STEP=step, HAS_SPLITS=splits > 1,
             num_warps=4,
-            # Four tiles of W under way are 32 KB a program: with four programs on each
-            # multiprocessor more than the bytes that must be in flight to cover the latency of
-            # memory.
+            # Four tiles of W in flight are 32 KB per program. With four programs per multiprocessor
+            # this is more than the bytes that must be in flight to hide the latency of memory.
             num_stages=4,
         )  # fmt: skip
         if splits > 1:
@@ -98,7 +97,7 @@ def linear_tiles(
 
 
 def num_splits(num_columns: int, width: int, columns: int) -> int:
-    """The splits of K, by the shape of the weight alone."""
+    """Number of splits of K; depends on the shape of the weight only."""
     wanted = triton.cdiv(ENOUGH_PROGRAMS, triton.cdiv(num_columns, columns))
     return max(1, min(wanted, width // MIN_SPLIT_ITEMS))
 
@@ -124,7 +123,7 @@ def _multiply(
     acc = tl.zeros([COLUMNS, ROWS], tl.float32)
     for at in range(start, stop, STEP):
         if IS_4_BIT:
-            # Half a group lies in the low bits of its bytes, the other half in the high ones.
+            # The low bits of the bytes hold the first half of a group, the high bits the second.
             byte = at // 2 + tl.arange(0, STEP // 2)
             item = byte // (GROUP // 2) * GROUP + byte % (GROUP // 2)
             inside = item < stop
@@ -153,7 +152,7 @@ def _multiply(
             if scales is None:
                 acc = dot(weight, x_tile, acc)
             else:
-                # Cast by way of float32: there is no cast in one step everywhere.
+                # Cast through float32, as a direct cast does not exist for all pairs of dtypes.
                 weight = weight.to(tl.float32).to(x_tile.dtype)
                 if IS_SCALED_LATE:
                     acc = dot(weight, x_tile, acc)
@@ -196,7 +195,8 @@ def times_scales(
 
 @triton.jit
 def _of_e2m1(items):
-    """Exponent and mantissa where float32 has them; below 1 there is 0.5 and 0."""
+    """e2m1 to float32: exponent and mantissa are shifted to their places; 0 and 0.5 are handled
+    apart."""
     magnitude = (items & 7).to(tl.int32)
     normal = (((magnitude >> 1) + 126) << 23) | ((magnitude & 1) << 22)
     wide = tl.where(magnitude < 2, magnitude * 0.5, normal.to(tl.float32, bitcast=True))

@@ -1,11 +1,12 @@
-"""Weights in a few bits, packed for a CPU: multiplied as whole numbers with activations in eight.
+"""Integer weights of 8 or 4 bits, packed for a CPU; they are multiplied by activations of 8 bits.
 
-    W = scale * w       w whole, of 8 or 4 bits, a scale for each row or for each 32 of a row
+    W = scale * w       w an integer of 8 or 4 bits, one scale per row or per 32 items of a row
     y[t, n] = scale[t] sum over g of scale[n, g] (q[t, g] . w[n, g]) + b[n]
 
-q . w is exact, in int32; what q is stands in kernels/products/int8_rows.py. Rows lie in panels of
-32 like those of kernels/products/packed_weight.py: 32 p to 32 p + 31 of W, or 16 of a gate and the
-16 of what it lets through. N is padded to whole panels and K to whole groups of 32, by zeros.
+q . w is exact, in int32; q is the quantized activation (kernels/products/int8_rows.py). Rows are
+stored in panels of 32, as in kernels/products/packed_weight.py: rows 32 p to 32 p + 31 of W, or 16
+of the gate matrix and the same 16 of the up matrix. N is padded with zeros to whole panels, K to
+whole groups of 32.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from baton.kernels.products.linear import GATES
 PANEL = 32
 GROUP = 32
 ROWS_AT_ONCE = 1 << 12
-"""Rows of W that torch multiplies at once: all of a head would take much memory for a while."""
+"""Rows of W that torch dequantizes and multiplies at a time, to limit memory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class PackedQuantizedWeight(ABC):
-    """A `PreparedWeight`, see kernels/products/weight.py; its kinds differ in how numbers lie."""
+    """A `PreparedWeight`, see kernels/products/weight.py. Subclasses differ in the layout of a
+    panel."""
 
     bits: ClassVar[int]
 
@@ -38,9 +40,9 @@ class PackedQuantizedWeight(ABC):
     dtype: torch.dtype
     is_gated: bool
     packed: Tensor
-    """Bytes, by panel."""
+    """The bytes of all panels."""
     scales: Tensor | None
-    """[panels, 32] float32, where they are not among the bytes."""
+    """float32 [panels, 32]; None if the scales are among the bytes."""
 
     @property
     def nbytes(self) -> int:
@@ -72,7 +74,8 @@ class PackedQuantizedWeight(ABC):
         return x if scale is None else x * torch.tensor(scale, dtype=x.dtype)
 
     def reference(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """The definition, all but exact, and the last resort: x W^T + b in float32."""
+        """x W^T + b in float32: the definition, up to rounding of sums, and the fallback without
+        operators."""
         q, scales = int8_rows.reference(x)
         every = torch.arange(self.shape[0])
         starts = range(0, len(every), ROWS_AT_ONCE)
@@ -81,7 +84,7 @@ class PackedQuantizedWeight(ABC):
         return (y if bias is None else y + bias).float()
 
     def rows(self, ids: Tensor) -> Tensor:
-        """W[ids] in float32: what the numbers that are kept stand for."""
+        """The dequantized rows W[ids], float32."""
         at = places(self.shape[0], self.is_gated)[ids]
         return self._dequantized(at // PANEL, at % PANEL)[:, : self.shape[1]]
 
@@ -90,7 +93,8 @@ class PackedQuantizedWeight(ABC):
 
     @abstractmethod
     def _dequantized(self, panels: Tensor, columns: Tensor) -> Tensor:
-        """Rows by their places: float32 [rows, K padded]."""
+        """Dequantized rows, given their panels and their columns in these: float32 [rows, K
+        padded]."""
 
     def _check(self, *, is_gated: bool) -> None:
         if self.is_gated is not is_gated:
@@ -98,7 +102,7 @@ class PackedQuantizedWeight(ABC):
 
 
 def places(num_rows: int, is_gated: bool) -> Tensor:
-    """[N]: where each row of W is, counting all columns of all panels."""
+    """[N]: the column of each row of W, counted over all panels."""
     rows = torch.arange(num_rows)
     if not is_gated:
         return rows

@@ -1,13 +1,14 @@
-"""A matrix of weights in the order that the CPU's products read it: one for any number of rows.
+"""A weight matrix in the order in which the CPU's products read it, the same for any number of
+rows.
 
-    W [N, K]            panel p holds rows 32p .. 32p + 31, of one step along K after the other
+    W [N, K]            panel p holds rows 32p .. 32p + 31, one step along K after the other
 
-    float32   [N / 32] [K]     [32]        a step is one number of each row
+    float32   [N / 32] [K]     [32]        a step is one item of each row
     bfloat16  [N / 32] [K / 2] [32] [2]    or two, which one instruction multiplies and adds
 
-A step is 128 bytes, a panel is read from end to end, and so is the matrix. What is missing of the
-last panel is zeros. If W is a gate above what it lets through (G above U, [2F, K]), a panel holds
-16 rows of G and the same 16 of U, so that act(G x) * (U x) is at hand where both are computed.
+A step is 128 bytes. A panel is read from end to end, and so is the matrix. The last panel is padded
+with zeros. If W is gated (the gate matrix G stacked on the up matrix U, [2F, K]), a panel holds 16
+rows of G and the same 16 rows of U, so that act(G x) * (U x) can be computed panel by panel.
 """
 
 from __future__ import annotations
@@ -67,11 +68,11 @@ class PackedWeight:
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether a weight can be packed: not in float16, nor of odd width in bfloat16, nor where
-    nothing is compiled."""
+    """Whether a weight can be packed: there are compiled operators, and it is float32, or bfloat16
+    with an even width."""
     return weight.dim() == 2 and runs(weight) and weight.shape[1] % linear.DEPTHS[weight.dtype] == 0
 
 
 def pack(weight: Tensor, *, is_gated: bool = False) -> PackedWeight:
-    """A copy of W [N, K]."""
+    """A packed copy of W [N, K]."""
     return PackedWeight(linear.pack(weight, is_gated), len(weight), is_gated)

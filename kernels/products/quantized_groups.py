@@ -1,8 +1,8 @@
-"""Weights in few bits that somebody else has rounded, as kernels/products/quantized_weight.py keeps
-them.
+"""Converts quantized weights of checkpoints to the format of kernels/products/quantized_weight.py.
 
-Groups wider than kernels take are cut, each piece with the scale of the whole; matrices that are
-multiplied as one are stacked, their scales cut until all are for equally many outputs.
+Groups that are wider than kernels support are split, and each part gets the scale of the whole.
+Matrices that are multiplied as one are stacked; their scales are repeated until each is for the
+same number of outputs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from baton.kernels.products import mxfp4
 from baton.kernels.products.quantized_weight import INT4_GROUPS, QuantizedWeight, in_halves
 
 STEP = 128
-"""Inputs that kernels take at a time: groups of int8 are whole steps."""
+"""Inputs that kernels process at a time: groups of int8 must be multiples of it."""
 
 
 def quantized_groups(
@@ -30,9 +30,11 @@ def quantized_groups(
     dtype: torch.dtype,
     order: Tensor | None = None,
 ) -> QuantizedWeight | None:
-    """(items - zeros) * scales of uint8 [N, K], [N, G] and [N, G]; None if no kernel takes it.
+    """A weight (items - zeros) * scales from uint8 items [N, K], scales [N, G] and zero points [N,
+    G]; None if no kernel supports it.
 
-    Without zeros they are the middle of the range. `order` says which input each item is for.
+    `zeros` = None: the zero point is the middle of the range. `order`: the input that each column
+    of items belongs to.
     """
     middle = 1 << bits - 1
     if zeros is not None and bool((zeros == middle).all()):
@@ -61,13 +63,13 @@ def quantized_groups(
 
 
 def quantized_fp4(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> QuantizedWeight:
-    """A weight of MXFP4 as it is stored: uint8 [N, G, 16], neighbours in a byte, and [N, G]."""
+    """An MXFP4 weight as stored: blocks uint8 [N, G, 16], two items per byte, and scales [N, G]."""
     codes = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(2)  # [N, G, 32]
     return QuantizedWeight(in_halves(codes), scales.view(torch.uint8), (1, mxfp4.GROUP), dtype)
 
 
 def stack(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
-    """One above the other over the same inputs; None if they are of several kinds."""
+    """The matrices stacked along the outputs; None if their formats differ."""
     first = weights[0]
     if len(weights) == 1:
         return first
@@ -88,7 +90,7 @@ def stack(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
 
 
 def rows_of(weight: QuantizedWeight, rows: Tensor) -> QuantizedWeight | None:
-    """These outputs, in this order; None if outputs share scales."""
+    """The given outputs in the given order; None if outputs share scales."""
     if weight.group[0] != 1:
         return None
     zeros = None if weight.zeros is None else weight.zeros[rows]
@@ -118,6 +120,6 @@ def _zeros(weight: QuantizedWeight) -> Tensor:
 
 
 def _scales(weight: QuantizedWeight, rows: int) -> Tensor:
-    """One for each `rows` outputs."""
+    """Scales repeated so that there is one per `rows` outputs."""
     spread = weight.scales.repeat_interleave(weight.group[0] // rows, 0)
     return spread[: -(-weight.shape[0] // rows)]

@@ -1,6 +1,7 @@
-"""Compiled products with int8 and int4 weights; source/quantized_panel.h draws how they lie.
+"""Compiled products with int8 and int4 weights; see source/products/quantized_panel.h for the
+layout.
 
-x [T, K]  --int8_rows-->  rows in eight bits  --int8_linear, int4_linear, ...-->  y [T, N]
+x [T, K]  --int8_rows-->  quantized rows  --int8_linear, int4_linear, ...-->  y [T, N]
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ ALIGNMENT = 64
 
 
 class Quantized(Protocol):
-    """The part of a `PackedQuantizedWeight` that an operator reads."""
+    """The fields of a `PackedQuantizedWeight` that an operator reads."""
 
     @property
     def bits(self) -> int: ...
@@ -84,9 +85,11 @@ def _multiply(
 
 
 def int8_rows(x: Tensor, each: int = 1) -> Tensor:
-    """x [T, K], whose rows may lie apart -> bytes [T, row_bytes(K)]; see source/int8_rows.h.
+    """Quantizes x [T, K], whose rows need not be adjacent, to bytes [T, row_bytes(K)]; see
+    source/products/int8_rows.h.
 
-    Of x [T, each * K], contiguous, every row is so many: [T, each * row_bytes(K)].
+    With `each` > 1, x is contiguous [T, each * K] and each of its rows counts as `each` rows of K
+    items: the result is [T, each * row_bytes(K)].
     """
     if x.stride(1) != 1 or (each > 1 and not x.is_contiguous()):
         raise ValueError(f"the numbers of a row lie apart: {x.stride()=}")
@@ -112,7 +115,8 @@ def int8_rows(x: Tensor, each: int = 1) -> Tensor:
 
 
 def row_bytes(width: int) -> int:
-    """The bytes of a row: its numbers, what its groups and it add to a product, and its scale."""
+    """Bytes of a quantized row: its items, the offsets that groups and row add to a product, and
+    its scale."""
     used = padded(width) + 4 * (padded(width) // GROUP) + 8
     return -(-used // ALIGNMENT) * ALIGNMENT
 
@@ -122,7 +126,7 @@ def padded(width: int) -> int:
 
 
 def embedding(ids: Tensor, weight: Quantized, scale: float | None) -> Tensor:
-    """ids [T] int64 -> W[ids] * scale [T, K], both rounded to the dtype first."""
+    """ids [T] int64 -> W[ids] * scale [T, K]; both factors are rounded to the dtype first."""
     width = weight.shape[1]
     y = torch.empty(len(ids), width, dtype=weight.dtype)
     rounded = torch.tensor(1.0 if scale is None else scale, dtype=weight.dtype).item()
@@ -147,7 +151,7 @@ def embedding(ids: Tensor, weight: Quantized, scale: float | None) -> Tensor:
 def pack(
     bits: int, weight: Tensor, panels: Tensor, scales: Tensor | None, *, is_gated: bool
 ) -> None:
-    """W [N, K] into panels and, if they are kept apart, scales."""
+    """Quantizes and packs W [N, K] into `packed`, and into `scales` if these are stored apart."""
     num_outputs, width = weight.shape
     call(
         Call(

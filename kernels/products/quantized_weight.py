@@ -1,18 +1,19 @@
-"""Weights of 8 or 4 bits, as checkpoints have them and GPUs multiply them: by x as wide as it is.
+"""Quantized weights in the formats of checkpoints, as GPUs multiply them.
 
-    int8     W = q * s[n]                  one scale an output
-    int8     W = q * s[n, k / G]           or one for G neighbours of an output
-    int4     W = (q - z) * s[n, k / G]     z is 8, or a number of the group's own; half of a group
-                                           in the low bits of its G / 2 bytes, half in the high
-    fp4      W = q * 2^(s - 127)           e2m1, as int4 lie; s a byte for 32 of an output (MXFP4)
-    fp8      W = q * s                     e4m3, one scale, one an output, or one for 128 x 128
+    int8     W = q * s[n]                  one scale per output
+    int8     W = q * s[n, k / G]           or one per G items of an output
+    int4     W = (q - z) * s[n, k / G]     z is 8 or the group's zero point; a group's first half is
+                                           in the low bits of its G / 2 bytes, the other in the high
+    fp4      W = q * 2^(s - 127)           e2m1, stored like int4; s one byte per 32 items (MXFP4)
+    fp8      W = q * s                     e4m3; one scale, one per output, or one per 128 x 128
 
-Inputs may lie in another order than those of x (GPTQ's `desc_act`), so that groups are neighbours.
+W [N, K]. Columns may be in another order than the inputs x, so that a group is contiguous (GPTQ's
+`desc_act`).
 
-W [N, K]. Products are sums in float32 of x times W; of int4, W rounded to the dtype of x. What fp8
-multiplies is x rounded to e4m3, in groups of K or of 128, however many rows there are: then
-many rows can be products of e4m3 by e4m3 (kernels/products/scaled_linear_gpu.py) and few give the
-same.
+Sums are float32. Activations keep their dtype, except for fp8 weights: there x is quantized to e4m3
+in groups of K or of 128 items, whatever the number of rows, so that products of many rows, which
+use tensor cores for e4m3 (kernels/products/scaled_linear_gpu.py), and of few rows give the same.
+int4 weights are rounded to the dtype of x.
 
     |W - W'| <= s / 2            int8, with s = max |W| / 127;  int4, with s = max |W| / 7
     |W - W'| <= max(|W| / 2^4, s / 2^10)      fp8, with s = max |W| / 448
@@ -41,19 +42,19 @@ class QuantizedWeight:
     """A `PreparedWeight`, see kernels/products/weight.py."""
 
     items: Tensor
-    """[N, K] int8 or e4m3; uint8 [N, K / 2] where two share a byte."""
+    """[N, K] int8 or e4m3; or uint8 [N, K / 2] with two items per byte."""
     scales: Tensor
-    """float32 [N / group[0], K / group[1]]; uint8 where items are of fp4."""
+    """float32 [N / group[0], K / group[1]]; uint8 if items are fp4."""
     group: tuple[int, int]
-    """Outputs and inputs that share a scale; 0 inputs are all."""
+    """Numbers of outputs and of inputs that share a scale; 0 inputs means all."""
     dtype: torch.dtype
     """The dtype of the x that it multiplies."""
     zeros: Tensor | None = None
-    """uint8 [N, K / group[1]] of four bits: the items that mean 0, where they are not 8."""
+    """Zero points, uint8 [N, K / group[1]] in [0, 15]; None if all are 8."""
     order: Tensor | None = None
-    """int64 [K]: which input of x each of ours is."""
+    """int64 [K]: the input of x that each column belongs to; None if they are in the order of x."""
     is_fixed: bool = False
-    """On a GPU a row is to give the same beside any others: nothing is left to a library."""
+    """Whether results on a GPU must be batch-invariant; no library is used then."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -120,7 +121,7 @@ class QuantizedWeight:
         return round_to_fp8(x, self.group[1] or x.shape[1]) if self.items.dtype is FP8 else x
 
     def _widened(self, rows: Tensor) -> Tensor:
-        """float32 [rows, K], its inputs in the order of x."""
+        """Dequantized rows, float32 [rows, K], with inputs in the order of x."""
         wide = self._in_order(rows)
         if self.order is None:
             return wide
@@ -147,7 +148,7 @@ def to_int8(weight: Tensor) -> QuantizedWeight:
 
 
 def to_int4(weight: Tensor, group: int = 32) -> QuantizedWeight:
-    """Raises ValueError for a K that is not some groups."""
+    """Raises ValueError if K is not a multiple of `group`."""
     num_columns, width = weight.shape
     if group not in INT4_GROUPS or width % group:
         raise ValueError(f"K = {width} is not cut into groups of {group}")
@@ -158,7 +159,8 @@ def to_int4(weight: Tensor, group: int = 32) -> QuantizedWeight:
 
 
 def to_fp8(weight: Tensor, *, has_blocks: bool = False) -> QuantizedWeight:
-    """One scale, or one for each block of 128 x 128. Raises ValueError for a K of part of one."""
+    """Quantizes to e4m3 with one scale, or one per block of 128 x 128. Raises ValueError if K is
+    not a multiple of 128 then."""
     num_columns, width = weight.shape
     if has_blocks and width % FP8_BLOCK:
         raise ValueError(f"K = {width} is not cut into blocks of {FP8_BLOCK}")
@@ -176,7 +178,8 @@ def to_fp8(weight: Tensor, *, has_blocks: bool = False) -> QuantizedWeight:
 
 
 def round_to_fp8(x: Tensor, group: int) -> Tensor:
-    """x [T, K] as groups of e4m3 with a scale show it, in the dtype of x."""
+    """x [T, K] quantized to e4m3 in groups with one scale each, and dequantized to the dtype of
+    x."""
     wide = x.float().view(len(x), x.shape[1] // group, group)
     scales = _scales(wide.abs().amax(-1, keepdim=True), LARGEST_FP8)
     items = (wide / scales).clamp(-LARGEST_FP8, LARGEST_FP8).to(FP8)
@@ -184,17 +187,18 @@ def round_to_fp8(x: Tensor, group: int) -> Tensor:
 
 
 def in_halves(items: Tensor) -> Tensor:
-    """uint8 [N, groups, G] of four bits -> [N, K / 2] bytes."""
+    """4-bit items, uint8 [N, groups, G] -> bytes [N, K / 2]"""
     low, high = items.chunk(2, dim=-1)
     return (low | high << 4).flatten(1)
 
 
 def whole_of(pairs: Tensor, group: int) -> Tensor:
-    """[N, K / 2] bytes -> uint8 [N, groups, G]."""
+    """bytes [N, K / 2] -> 4-bit items, uint8 [N, groups, G]"""
     halves = pairs.view(len(pairs), -1, group // 2)
     return torch.cat((halves & 15, halves >> 4), dim=-1)
 
 
 def _scales(largest: Tensor, limit: float) -> Tensor:
-    """A scale of 0 would divide by zero: what is all but 0 gets any. NaN stays NaN."""
+    """Scales largest / limit. A scale near 0 is replaced by 1, as all items are 0 then and division
+    must be possible; NaN stays NaN."""
     return torch.where(largest <= TINY, torch.ones_like(largest), largest / limit)

@@ -1,13 +1,14 @@
-"""Products of e4m3 by e4m3 in tensor cores, for as many rows as arithmetic is the limit of.
+"""Products of e4m3 activations with e4m3 weights in tensor cores, for passes bound by arithmetic.
 
     y [T, N] = (q s) (W S)^T            torch's `scaled_mm`
 
-    one scale a weight       a scale a row of x; S for every output                  row-wise
-    or some outputs
-    one each 128 x 128       a scale for 128 neighbours of a row of x                block-wise
+    scales of W                            scales of x
+    one per weight or per some outputs     one per row; S is repeated per output        row-wise
+    one per 128 x 128 block                one per 128 items of a row                   block-wise
 
-The library wants rows padded to 4, the scales of x with rows as neighbours, and those of W
-transposed, with K / 128 padded to 4: scales that are not padded have given silently wrong answers.
+The library needs the number of rows padded to a multiple of 4, the scales of x stored column by
+column, and those of W transposed, with K / 128 padded to a multiple of 4. Scales that were not
+padded have given wrong results without an error.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ MIN_CUDA_OF_BLOCKS = (12, 9)
 
 
 def takes(x: Tensor, items: Tensor, group: tuple[int, int], dtype: torch.dtype) -> bool:
-    """Whether this device, and this torch, can."""
+    """Whether this device and this version of torch support the product."""
     if not x.is_cuda or torch.cuda.get_device_capability(x.device) < (9, 0):
         return False
     if dtype is not torch.bfloat16 or items.dtype is not torch.float8_e4m3fn:
@@ -41,7 +42,7 @@ def takes(x: Tensor, items: Tensor, group: tuple[int, int], dtype: torch.dtype) 
 
 
 def scaled_linear(x: Tensor, items: Tensor, scales: Tensor, group: tuple[int, int]) -> Tensor:
-    """x [T, K] -> [T, N] bfloat16; see `takes`."""
+    """x [T, K] -> [T, N] bfloat16, if `takes` is true."""
     num_rows, (num_columns, width) = len(x), items.shape
     padded = -(-num_rows // PADDING) * PADDING
     kinds = functional.ScalingType
@@ -66,5 +67,5 @@ def scales_of_columns(scales: Tensor, rows: int, num_columns: int) -> Tensor:
 
 
 def padded_scales(scales: Tensor) -> Tensor:
-    """[N / 128, K / 128] -> [K / 128 padded to 4, N / 128], its columns contiguous."""
+    """[N / 128, K / 128] -> [K / 128 padded to 4, N / 128], with contiguous columns."""
     return functional.pad(scales, (0, -scales.shape[1] % PADDING)).t()

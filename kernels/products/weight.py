@@ -1,11 +1,11 @@
-"""What a matrix of weights W [N, K] is prepared as: decided once, when it is loaded.
+"""The forms of a weight matrix W [N, K]. The form is chosen once, when the weight is loaded.
 
-    Tensor            as it came from the checkpoint; torch or Triton multiplies
-    PreparedWeight    packed (in panels, as CPUs read them), quantised, or both; or fixed, on a GPU
-                      whose sums are to have one order; it knows how to multiply
+    Tensor            as in the checkpoint; multiplied by torch or Triton
+    PreparedWeight    packed in panels for CPUs, quantized, or both; or batch-invariant on a GPU.
+                      It has methods for its products
 
-Whoever uses a weight passes it on to kernels/products/linear.py and kernels/products/embedding.py
-as it is.
+Code that uses weights of any form calls kernels/products/linear.py and
+kernels/products/embedding.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 class PreparedWeight(Protocol):
     @property
     def shape(self) -> tuple[int, int]:
-        """(N, K), as the checkpoint has it."""
+        """(N, K), as in the checkpoint."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -27,15 +27,16 @@ class PreparedWeight(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """All that one product with it reads."""
+        """Bytes that one product with the weight reads."""
 
     def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x [T, K] -> x W^T + b [T, N], in the dtype of x."""
 
     def gated_linear(self, x: Tensor, activation: str, bias: Tensor | None) -> Tensor:
-        """x [T, K] -> act(x G^T + b) * (x U^T + c) [T, N / 2], the rows of W being G, then U.
+        """x [T, K] -> act(x G^T + b) * (x U^T + c) [T, N / 2], where W is G [N / 2, K] stacked on
+        U.
 
-        Only of a weight that was made for it.
+        Only for weights that were prepared as gated.
         """
 
     def logits(self, x: Tensor) -> Tensor:
@@ -45,7 +46,7 @@ class PreparedWeight(Protocol):
         """ids [T] -> W[ids] * scale [T, K]"""
 
     def to_dense(self) -> Tensor:
-        """W [N, K]: what its numbers stand for."""
+        """The weight as a plain tensor [N, K], dequantized."""
 
 
 Weight: TypeAlias = Tensor | PreparedWeight

@@ -1,4 +1,4 @@
-"""RMS norm by the operator of source/rms_norm.cpp, and how operators of norms are called.
+"""RMS norm by the operator of source/residual/rms_norm.cpp, and how operators of norms are called.
 
 With a residual they also give the sum that they normalise.
 """

@@ -1,4 +1,4 @@
-"""The operator of source/best_token.cpp."""
+"""The operator of source/sampling/best_token.cpp."""
 
 from __future__ import annotations
 

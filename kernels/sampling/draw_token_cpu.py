@@ -1,4 +1,4 @@
-"""The operator of source/draw_token.cpp."""
+"""The operator of source/sampling/draw_token.cpp."""
 
 from __future__ import annotations
 

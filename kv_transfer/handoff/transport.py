@@ -82,7 +82,7 @@ class SendingSide(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class PackedPiece:
     """A lent piece as it goes out: its bytes, or a ticket that says how to get them."""
 
     data: Sequence[bytes | memoryview] = ()
@@ -106,7 +106,7 @@ class SendingHalf(Protocol):
     def carry(self) -> Carry | None:
         """Writes the message of a piece as its bytes are read; None: they do not travel so."""
 
-    async def pack(self, piece: LentPiece, request: OpenTransfer) -> Parcel:
+    async def pack(self, piece: LentPiece, request: OpenTransfer) -> PackedPiece:
         """Pack a piece. With data it is given back at once; with a ticket when D has taken it.
 
         What is raised gives the piece back. Raises TransportFailed where this way is closed.

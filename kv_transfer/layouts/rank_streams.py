@@ -33,7 +33,7 @@ def rank_streams(
     is_split = any(len(of_one) > 1 for of_one in (*runs, receiver_runs))
     if max_streams <= len(whole) or not is_split or not all((*runs, receiver_runs)):
         return whole
-    if not all(_goes_as_it_is(sender, receiver) for sender in senders):
+    if not all(_is_sent_unchanged(sender, receiver) for sender in senders):
         return whole
     numbers = [number for number, of_sender in enumerate(runs) for _ in of_sender]
     parts = [
@@ -48,7 +48,7 @@ def rank_streams(
     return tuple(streams) if len(streams) <= max_streams else whole
 
 
-def _goes_as_it_is(sender: KvLayout, receiver: KvLayout) -> bool:
+def _is_sent_unchanged(sender: KvLayout, receiver: KvLayout) -> bool:
     """Its blocks are not regrouped, and nothing comes with each stream that is no rank's own."""
     is_alike = (sender.dtype, sender.block_size) == (receiver.dtype, receiver.block_size)
     return is_alike and len({*sender.planes}) == len({*receiver.planes}) == 1

@@ -130,7 +130,7 @@ class Writer:
         if self._batch is not None or not self._waiting:
             return
         if (executor := self._waiting[0].executor) is not None:  # a stream's are all alike
-            self._run(executor, self._write_as_they_come, 0, 0)
+            self._run(executor, self._write_continuously, 0, 0)
             return
         pieces = [*self._waiting]
         self._waiting.clear()
@@ -205,7 +205,7 @@ class Writer:
             for piece in pieces:
                 piece.release()
 
-    def _write_as_they_come(self) -> None:
+    def _write_continuously(self) -> None:
         """One that is cut short takes none of the others with it."""
         self._tell(self._listen)
         num_bytes = 0

@@ -105,7 +105,7 @@ class Cut:
         return self.reading.heads.of(whole)
 
     @property
-    def can_be_summed_up_in_place(self) -> bool:
+    def can_checksum_in_place(self) -> bool:
         source, unit_bytes = self.reading.source, self.reading.heads.layout.unit_bytes
         return not source.is_in_memory and source.can_sum_up(unit_bytes)
 
@@ -197,7 +197,7 @@ def read_in_place(wanted: Sequence[Cut]) -> list[Contents]:
 
     Its views are copied from there should somebody look at them.
     """
-    here = [cut for cut in wanted if not cut.can_be_summed_up_in_place]
+    here = [cut for cut in wanted if not cut.can_checksum_in_place]
     found = dict(zip(here, read_together(here), strict=True))
     for cut in wanted:
         if cut not in found:

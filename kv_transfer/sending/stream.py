@@ -53,7 +53,7 @@ class Progress:
     def advance(self, published: Sequence[int], max_blocks: int) -> list[BlockRange]:
         """Pass what may be read now; `published` is by plane. At most `max_blocks` in all."""
         spans: list[BlockRange] = []
-        for start, plane in sorted(self._behind(published)):
+        for start, plane in sorted(self._readable(published)):
             if not max_blocks:
                 break
             stop = min(published[plane], start + max_blocks, start + MAX_SPAN_BLOCKS)
@@ -63,7 +63,7 @@ class Progress:
             spans.append(BlockRange(plane, start, stop))
         return spans
 
-    def _behind(self, published: Sequence[int]) -> list[tuple[int, int]]:
+    def _readable(self, published: Sequence[int]) -> list[tuple[int, int]]:
         """Cursor and plane where more may be read.
 
         Asked after each layer, of which there are as many as planes: nothing of this is a step of

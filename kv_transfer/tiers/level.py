@@ -21,9 +21,9 @@ from functools import partial
 from itertools import takewhile
 from typing import TypeVar
 
+from baton.kv_transfer.tiers.invalidations import Invalidations
 from baton.kv_transfer.tiers.media.base import Tier
 from baton.kv_transfer.tiers.media.record import BlockRecord
-from baton.kv_transfer.tiers.strikes import Strikes
 
 log = logging.getLogger(__name__)
 
@@ -33,10 +33,12 @@ NUM_READERS = 4
 
 
 class Level:
-    def __init__(self, tier: Tier, below: Level | None, max_waiting: int, strikes: Strikes) -> None:
+    def __init__(
+        self, tier: Tier, below: Level | None, max_waiting: int, invalidations: Invalidations
+    ) -> None:
         self.tier = tier
         self._below = below
-        self._strikes = strikes
+        self._invalidations = invalidations
         self._max_waiting = max_waiting
         self._waiting: OrderedDict[bytes, BlockRecord] = OrderedDict()
         self._removing: Counter[bytes] = Counter()
@@ -233,11 +235,11 @@ class Level:
     def _evict(self, name: bytes) -> None:
         """Move it on to the next tier, unless that has it."""
         if self._below is not None and not self._below.holds(name):
-            with self._strikes.watch() as struck:
+            with self._invalidations.watch() as invalid:
                 for record in self.tier.read(self._before_removed([name])):
-                    if name not in struck:
+                    if name not in invalid:
                         self._below.put(record)
-                if name in struck:
-                    self._strikes.strike(name)
+                if name in invalid:
+                    self._invalidations.invalidate(name)
         self.tier.remove(name)
         self.tier.stats.count(num_evicted=1)

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from baton.core.ids import Epoch, new_epoch
+from baton.kv_transfer.tiers.invalidations import Invalidations
 from baton.kv_transfer.tiers.level import Level
 from baton.kv_transfer.tiers.media.base import Tier
 from baton.kv_transfer.tiers.media.record import BlockRecord, RecordFormat
-from baton.kv_transfer.tiers.strikes import Strikes
 
 BLOCKS_PER_READ = 16
 FLUSH_TIMEOUT_S = 3.0
@@ -59,11 +59,11 @@ class TierStack:
         self.format = format_
         self.epoch: Epoch = new_epoch()
         """The tiers' incarnation as a source of transfers."""
-        self._strikes = Strikes(self._discard)
+        self._invalidations = Invalidations(self._discard)
         self._levels: list[Level] = []
         for tier in reversed(tiers):
             below = self._levels[0] if self._levels else None
-            self._levels.insert(0, Level(tier, below, max_queued_blocks, self._strikes))
+            self._levels.insert(0, Level(tier, below, max_queued_blocks, self._invalidations))
         self._written_through = [
             level for level in self._levels[1:] if level.tier.name in write_through
         ]
@@ -94,7 +94,7 @@ class TierStack:
 
     def discard(self, name: bytes) -> None:
         """What is kept under this name is wrong, also what is just being read. From any thread."""
-        self._strikes.strike(name)
+        self._invalidations.invalidate(name)
 
     async def find(self, names: Sequence[bytes]) -> tuple[TierPart, ...]:
         """Where the longest prefix of `names` is that the tiers hold."""
@@ -168,14 +168,14 @@ class TierStack:
 
     async def _read_first(self, names: Sequence[bytes]) -> Batch | None:
         for level in self._levels:
-            with self._strikes.watch() as struck:
+            with self._invalidations.watch() as invalid:
                 records = await level.read(names)
                 for record in records if level is not self._levels[0] else ():
-                    if record.name not in struck:
+                    if record.name not in invalid:
                         self._levels[0].put(record)
-                    if record.name in struck:
-                        self._strikes.strike(record.name)
-                right = list(takewhile(lambda record: record.name not in struck, records))
+                    if record.name in invalid:
+                        self._invalidations.invalidate(record.name)
+                right = list(takewhile(lambda record: record.name not in invalid, records))
             if right:
                 return Batch(level.tier.name, right)
             if records:
@@ -189,12 +189,12 @@ class TierStack:
     def _move_on(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         first, below = self._levels[0].tier, self._levels[1:2]
-        with self._strikes.watch() as struck:
+        with self._invalidations.watch() as invalid:
             for record in first.recent() if below else ():
                 if not below[0].holds(record.name) and not below[0].put_soon(record, deadline):
                     return
-                if record.name in struck:
-                    self._strikes.strike(record.name)
+                if record.name in invalid:
+                    self._invalidations.invalidate(record.name)
 
     def _recheck(self, names: Sequence[bytes]) -> int:
         num_broken = 0

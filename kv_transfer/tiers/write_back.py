@@ -34,7 +34,7 @@ MAX_WAITING = 1 << 16
 @dataclass(slots=True)
 class _Copying:
     name: bytes
-    is_struck: bool = False
+    is_invalid: bool = False
 
 
 class WriteBack:
@@ -78,11 +78,11 @@ class WriteBack:
             self._is_posted = True
             self._owner.post(self._turn)
 
-    def struck(self, name: bytes) -> None:
+    def invalidated(self, name: bytes) -> None:
         """See `NameFollower`."""
         self._waiting.pop(name, None)
         for copying in self._copying.values():
-            copying.is_struck |= copying.name == name
+            copying.is_invalid |= copying.name == name
         self._stack.discard(name)
 
     def close(self) -> None:
@@ -126,6 +126,6 @@ class WriteBack:
         copying = self._copying.pop(holder.id)
         if record is None:
             self.num_missed += 1
-        elif not copying.is_struck:
+        elif not copying.is_invalid:
             self._stack.put(record)
         self._turn()

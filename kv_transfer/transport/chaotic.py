@@ -37,7 +37,7 @@ class ChaoticTransport:
         await self._inner.check(address, sender, receiver)
 
     async def open(self, address: str, request: OpenTransfer) -> AsyncGenerator[KvPiece, None]:
-        await self._strike_opening(address)
+        await self._disturb_opening(address)
         held = _Held()
         async with aclosing(self._inner.open(address, request)) as pieces:
             try:
@@ -63,7 +63,7 @@ class ChaoticTransport:
     async def close(self) -> None:
         await self._inner.close()
 
-    async def _strike_opening(self, address: str) -> None:
+    async def _disturb_opening(self, address: str) -> None:
         rule = self._chaos.draw("transfer.open")
         match rule.fault if rule else None:
             case Fault.CUT:
@@ -92,9 +92,9 @@ class ChaoticTransport:
             held.piece, held.for_s = piece, rule.delay_s
             return []
         overtaken = held.take()
-        return [*await self._struck(piece, rule), *overtaken]
+        return [*await self._inject(piece, rule), *overtaken]
 
-    async def _struck(self, piece: KvPiece, rule: ChaosRule | None) -> list[KvPiece]:
+    async def _inject(self, piece: KvPiece, rule: ChaosRule | None) -> list[KvPiece]:
         match rule.fault if rule else None:
             case Fault.DROP:
                 piece.release()

@@ -13,7 +13,7 @@ from baton.core.block_views import BlockViews
 from baton.core.errors import TransferCut, TransportFailed
 from baton.core.ids import Epoch
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
-from baton.kv_transfer.handoff.transport import LentPiece, Parcel
+from baton.kv_transfer.handoff.transport import LentPiece, PackedPiece
 from baton.kv_transfer.transport.control.client import ControlClient
 from baton.kv_transfer.transport.control.wire import write_carried
 from baton.proto.channel_options import MAX_MESSAGE_BYTES
@@ -56,13 +56,13 @@ class GrpcSending:
     reads_in_place = False
     carry = staticmethod(write_carried)
 
-    async def pack(self, piece: LentPiece, request: OpenTransfer) -> Parcel:
+    async def pack(self, piece: LentPiece, request: OpenTransfer) -> PackedPiece:
         if piece.num_bytes > MAX_CARRIED_BYTES:
             raise TransportFailed(
                 f"gRPC carries pieces of at most {MAX_CARRIED_BYTES} bytes, and a block has "
                 f"{piece.num_bytes}: lower cache.block_size, or choose another transfer.transport"
             )
-        return Parcel(data=piece.views)
+        return PackedPiece(data=piece.views)
 
     async def meet(self, receiver_epoch: Epoch, payload: bytes) -> bytes:
         return b""

@@ -35,7 +35,7 @@ from baton.core.errors import TransportFailed
 from baton.core.ids import Epoch
 from baton.core.kv_arena import KvArena
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
-from baton.kv_transfer.handoff.transport import LentPiece, Parcel
+from baton.kv_transfer.handoff.transport import LentPiece, PackedPiece
 from baton.kv_transfer.transport.block_tickets import ticket_of
 from baton.kv_transfer.transport.control.client import ControlClient
 from baton.kv_transfer.transport.control.socket_lines import OpenStream, SocketCall, serve_line
@@ -196,8 +196,8 @@ class ShmSending:
         self._listening: asyncio.Task[None] | None = None
         self._visits: set[asyncio.Task[None]] = set()
 
-    async def pack(self, piece: LentPiece, request: OpenTransfer) -> Parcel:
-        return Parcel(ticket=ticket_of(piece).pack())
+    async def pack(self, piece: LentPiece, request: OpenTransfer) -> PackedPiece:
+        return PackedPiece(ticket=ticket_of(piece).pack())
 
     async def meet(self, receiver_epoch: Epoch, payload: bytes) -> bytes:
         arena = self._arena

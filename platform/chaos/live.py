@@ -42,7 +42,7 @@ class LiveDeployment:
     pages: GatewayPages
     client: AsyncBatonClient
     channels: Channels
-    num_strikes: dict[Epoch, int] = field(default_factory=dict)
+    num_injected: dict[Epoch, int] = field(default_factory=dict)
     """Faults injected so far, by replica or gateway, as last reported."""
     _num_before: dict[Epoch, int] = field(default_factory=dict)
     """The same, as first reported."""
@@ -93,9 +93,9 @@ class LiveDeployment:
             reply: pb.ChaosReply = await stub.Unsettle(request, timeout=CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             raise Unavailable(f"{target.replica_id}: {error.details()}") from error
-        num_strikes = sum(entry.num_strikes for entry in reply.strikes)
-        self.num_strikes[target.epoch] = num_strikes
-        self._num_before.setdefault(target.epoch, num_strikes)
+        num_injected = sum(entry.num_injected for entry in reply.injected)
+        self.num_injected[target.epoch] = num_injected
+        self._num_before.setdefault(target.epoch, num_injected)
 
     async def unsettle_gateway(self, rules: Sequence[ChaosRule], seed: int) -> Epoch:
         """Set faults at one of the gateways that share the port; return which. Raises Unavailable
@@ -103,7 +103,7 @@ class LiveDeployment:
         told = {"rules": rules, "seed": seed}
         reply = await asyncio.to_thread(self.pages.post, "/debug/chaos", told)
         gateway, num_faults = Epoch(reply["gateway"]), int(reply["num_faults"])
-        self.num_strikes[gateway] = num_faults
+        self.num_injected[gateway] = num_faults
         self._num_before.setdefault(gateway, num_faults)
         return gateway
 
@@ -114,4 +114,4 @@ class LiveDeployment:
     @property
     def num_faults(self) -> int:
         """Faults injected since the start, as far as replicas have reported."""
-        return sum(self.num_strikes.values()) - sum(self._num_before.values())
+        return sum(self.num_injected.values()) - sum(self._num_before.values())

@@ -67,7 +67,7 @@ class ScenarioRun:
             tally = await self._disturbed(disturbed)
         finally:
             await self._calm()
-        left_over = await self._come_to_rest()
+        left_over = await self._wait_until_idle()
         return Outcome(
             invariants=judge(scenario, tally, left_over),
             tally=tally,
@@ -178,7 +178,7 @@ class ScenarioRun:
             names = ", ".join(unseen)
             self._note(f"not seen to end their chaos: gateways {names}; killed ones have none left")
 
-    async def _come_to_rest(self) -> list[str]:
+    async def _wait_until_idle(self) -> list[str]:
         left_over: list[str] = []
 
         async def is_at_rest() -> bool:

@@ -41,7 +41,7 @@ class ProcessFault(ConfigNode, frozen=True, kw_only=True):
     do: Literal["kill", "stop"]
     """kill -9, or kill -STOP for a while."""
     role: Literal["prefill", "decode", "any", "gateway"] = "any"
-    """The process that it strikes: a replica of the role, `any` replica, or the gateway given to
+    """The process that it affects: a replica of the role, `any` replica, or the gateway given to
     `baton chaos`, which can only be killed."""
     every_s: Seconds | None = None
     at_s: Seconds | None = None

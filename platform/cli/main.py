@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from baton.core.home import settle_home
+from baton.core.home import set_home
 from baton.platform.cli.terminal.errors import OneLineErrors
 
 COMMANDS = (
@@ -100,7 +100,7 @@ def baton(
     ] = False,
 ) -> None:
     """Serve large language models with prefill and decode on separate replica pools."""
-    settle_home()
+    set_home()
 
 
 if __name__ == "__main__":

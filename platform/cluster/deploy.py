@@ -48,7 +48,7 @@ def build_app(config: DeploymentConfig, folder: Path | None) -> serve.Applicatio
     replicas require a token is decided here for all of them.
     """
     config = _with_token_settled(config)
-    if config.wants_features_in_vain:
+    if config.ignores_features:
         log.warning(
             "speculation.features is on, but nothing is kept: replicas are on several ranks, and "
             "features are those of a model on one; drafts do without what others computed"

@@ -22,9 +22,9 @@ from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.config.live import Plain, registry_names, with_live
 from baton.platform.faults.events import ChaoticWatch
 from baton.platform.machine.interpreter import (
-    collector_at_rest,
-    spare_what_is_made,
-    spare_what_stays,
+    freeze_present_objects,
+    freeze_startup_objects,
+    without_garbage_collection,
 )
 from baton.platform.observe.logs import set_level
 from baton.platform.registry.union_watch import UnionWatch, WatchedRegistry
@@ -75,7 +75,7 @@ class GatewayActor:
         self._wanted = config.wanted_replicas
 
     async def _start(self, config: DeploymentConfig) -> None:
-        with collector_at_rest():
+        with without_garbage_collection():
             from baton.platform.cluster.gateway_node import GatewayNode, apart  # see `deploy.py`
             from baton.platform.cluster.registry.registry_watch import RegistryWatch
 
@@ -103,9 +103,9 @@ class GatewayActor:
         if calls is not None:
             telling = calls.keep(lambda: node.dispatcher.num_waiting)
             self._telling = asyncio.create_task(telling, name="tells Ray of calls")
-        spare_what_stays()
+        freeze_present_objects()
         warm_up = node.dispatcher.fleet.warm_up
-        sparing = spare_what_is_made(warm_up.until_begun, warm_up.until_over)
+        sparing = freeze_startup_objects(warm_up.until_begun, warm_up.until_over)
         self._sparing = asyncio.create_task(sparing, name="spares what replicas are known by")
 
     @property

@@ -138,7 +138,7 @@ class GatewayNode:
         self._following = asyncio.create_task(self.dispatcher.run(registry, registries))
         self._shares = shares
         self._planner_registry = planner
-        self._begin_what_is_needed()
+        self._start_needed_tasks()
         if self._metrics.enabled:
             host = self._metrics.host or self._host
             await self.process_port.start(host, self._metrics.gateway_port)
@@ -172,10 +172,10 @@ class GatewayNode:
             else:
                 log.warning("%s; the keys of before hold", error)
         if known is not None:
-            self._go_by(config, known)
-        self._begin_what_is_needed()  # also starts the periodic check
+            self._apply(config, known)
+        self._start_needed_tasks()  # also starts the periodic check
 
-    def _go_by(self, config: DeploymentConfig, known: GatewayConfig) -> None:
+    def _apply(self, config: DeploymentConfig, known: GatewayConfig) -> None:
         """`known`: gateway settings with secrets. The cache secret stays, since block hashes depend
         on it."""
         known = msgspec.structs.replace(known, cache_secret=self._known.cache_secret)
@@ -192,9 +192,9 @@ class GatewayNode:
         self._config, self._known = config, known
         self._planner.wanted = config.wanted_replicas
         self.server.reconfigure(known, config.wanted_replicas)
-        self._begin_what_is_needed()
+        self._start_needed_tasks()
 
-    def _begin_what_is_needed(self) -> None:
+    def _start_needed_tasks(self) -> None:
         """Start the background tasks that the configuration needs and that do not run yet."""
         gateway, limits = self._config.gateway, self.server.limits
         if self._sharing is None and self._shares is not None and limits.demand:
@@ -224,7 +224,7 @@ class GatewayNode:
                 if asked is self._asked:  # the configuration has not changed meanwhile
                     if known.cache_secret != self._known.cache_secret:
                         troubles.add(CACHE_SECRET_CHANGED)
-                    self._go_by(config, known)
+                    self._apply(config, known)
                 break
             for trouble in troubles - told:
                 log.warning("%s", trouble)

@@ -24,7 +24,7 @@ from baton.platform.cluster.registry.remote_registry import Handle, replicas_reg
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.config.live import Plain, with_live
 from baton.platform.machine.heap import keep_freed_memory
-from baton.platform.machine.interpreter import collector_at_rest, spare_what_stays
+from baton.platform.machine.interpreter import freeze_present_objects, without_garbage_collection
 from baton.platform.observe.logs import set_level
 from baton.platform.replica.assignment import Assignment
 from baton.platform.replica.startup import IMPORTING, Startup
@@ -101,10 +101,10 @@ class ReplicaActor:
 
         await together(others, load())
         await self._life.serve(host)
-        spare_what_stays()
+        freeze_present_objects()
         keep_freed_memory()
         if others is not None:
-            others.share_fate()
+            others.end_with_ranks()
         self._gauges = asyncio.create_task(keep_gauges(assignment, self._life))
 
     async def check_health(self) -> None:
@@ -128,7 +128,7 @@ class ReplicaActor:
 
 def _import_engine() -> None:
     """Import torch, which takes seconds, and report that to the registry."""
-    with collector_at_rest():
+    with without_garbage_collection():
         importlib.import_module("baton.platform.replica.lifetime")
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import importlib
 
-from baton.core.home import settle_home
-from baton.platform.machine.interpreter import collector_at_rest
+from baton.core.home import set_home
+from baton.platform.machine.interpreter import without_garbage_collection
 
-settle_home()
-with collector_at_rest():
+set_home()
+with without_garbage_collection():
     importlib.import_module("ray.serve._private.replica")

@@ -279,7 +279,7 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
         )
 
     @property
-    def wants_features_in_vain(self) -> bool:
+    def ignores_features(self) -> bool:
         """Whether features were asked for, but none are kept."""
         speculation = self.decode.speculation
         return speculation.wants_features and speculation.features == "on" and self._has_ranks

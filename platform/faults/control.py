@@ -37,7 +37,7 @@ def unsettle(
     if request.is_killed:
         loop.call_later(LAST_WORDS_S, kill_this_process)
     elif request.stopped_s:
-        loop.call_later(LAST_WORDS_S, _stand_still, request.stopped_s)
+        loop.call_later(LAST_WORDS_S, _suspend, request.stopped_s)
     return strikes_to_proto(chaos)
 
 
@@ -47,7 +47,7 @@ def _what_else(request: pb.ChaosRequest) -> str:
     return f" and stands still for {request.stopped_s:g} s" if request.stopped_s else ""
 
 
-def _stand_still(for_s: float) -> None:
+def _suspend(for_s: float) -> None:
     """A stopped process cannot wake itself: a small one does it, and then ends."""
     waking = f"sleep {for_s:f}; kill -CONT {os.getpid()}"
     subprocess.Popen(["/bin/sh", "-c", waking], start_new_session=True)

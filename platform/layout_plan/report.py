@@ -12,11 +12,11 @@ from rich.table import Table
 
 from baton.platform.doctor.demand import ModelMemory
 from baton.platform.doctor.node_checks import GIB
+from baton.platform.layout_plan.device_placement import device_placement
 from baton.platform.layout_plan.layout import LayoutPlan, RankTransfers, Refused, Traffic
-from baton.platform.layout_plan.seats import seats_of
 from baton.platform.layout_plan.transfers import Transfer, sent_bytes
 from baton.platform.machine.gpu_topology import GpuTopology
-from baton.platform.machine.seating import links_told
+from baton.platform.machine.rank_placement import links_told
 
 KIB, MIB = 1 << 10, 1 << 20
 MAX_REFUSED = 12
@@ -123,12 +123,12 @@ def _mesh(layout: LayoutPlan | Refused) -> dict[str, Any]:
 
 
 def _places(layout: LayoutPlan, topology: GpuTopology | None) -> dict[str, Any]:
-    seats = seats_of(layout, topology)
-    if seats is None:
+    placement = device_placement(layout, topology)
+    if placement is None:
         return {}
     return {
-        "gpus": seats.gpus,
-        "links": {axis.value: kinds for axis, kinds in seats.links.items()},
+        "gpus": placement.gpus,
+        "links": {axis.value: kinds for axis, kinds in placement.links.items()},
     }
 
 
@@ -211,9 +211,10 @@ def _transfers(title: str, found: RankTransfers, link_gbps: float | None) -> Tab
 
 def _seats(plan: Plan) -> Iterator[str]:
     for layout in plan.layouts:
-        seats = seats_of(layout, plan.topology)
-        if seats is not None:
-            yield f"{layout.name}: {links_told(seats.links)}; ranks on {' '.join(seats.gpus)}"
+        placement = device_placement(layout, plan.topology)
+        if placement is not None:
+            gpus = " ".join(placement.gpus)
+            yield f"{layout.name}: {links_told(placement.links)}; ranks on {gpus}"
 
 
 def _padding(link_gbps: float | None) -> tuple[int, int]:

@@ -86,7 +86,7 @@ class LoadGenerator:
         composing = asyncio.create_task(self._compose_ahead(workload, ready))
         self._running = asyncio.create_task(self._run(workload.max_chains, ready))
         composing.add_done_callback(self._end_if_failed)
-        heartbeat = asyncio.create_task(self._feel_the_loop())
+        heartbeat = asyncio.create_task(self._measure_loop_lag())
         try:
             await self._running
         except asyncio.CancelledError:
@@ -211,7 +211,7 @@ class LoadGenerator:
     async def _sleep_until(self, due_s: float) -> None:
         await asyncio.sleep(max(due_s - self._now(), 0.0))
 
-    async def _feel_the_loop(self) -> None:
+    async def _measure_loop_lag(self) -> None:
         while True:
             began = self._clock()
             await asyncio.sleep(HEARTBEAT_S)

@@ -83,10 +83,10 @@ class Probe:
             exchange = await self._ask("Hello")
             if exchange.ending is Ending.COMPLETED:
                 return exchange
-            if exchange.ending is not Ending.REFUSED or not self._gives_way(exchange.detail):
+            if exchange.ending is not Ending.REFUSED or not self._adapt_to(exchange.detail):
                 raise self._hopeless(exchange)
 
-    def _gives_way(self, said: str) -> bool:
+    def _adapt_to(self, said: str) -> bool:
         """Drop the field that the server named, else the next optional one."""
         if "max_completion_tokens" in said and self._dialect.max_tokens_field == "max_tokens":
             self._dialect = replace(self._dialect, max_tokens_field="max_completion_tokens")

@@ -4,7 +4,7 @@
             |  decode  | prefill  | gw |   torch's own: OpenMP's threads do not, so one core is left
 
 Which case applies is known once the model is loaded. `resources.num_threads` overrides the share.
-On a machine with several NUMA nodes each rank has its own cores: numa_seat.py.
+On a machine with several NUMA nodes each rank has its own cores: numa_binding.py.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import TypeAlias
 Wait: TypeAlias = Callable[[], Awaitable[object]]
 
 
-def spare_what_stays() -> None:
+def freeze_present_objects() -> None:
     """Freeze the present objects (modules, model, server) for the garbage collector: a full
     collection would stop every thread for a tenth of a second and free nothing.
     """
@@ -22,16 +22,16 @@ def spare_what_stays() -> None:
     gc.freeze()
 
 
-async def spare_what_is_made(until_begun: Wait, until_over: Wait) -> None:
+async def freeze_startup_objects(until_begun: Wait, until_over: Wait) -> None:
     """Disable the collector in between, and freeze the objects made, nearly all of which stay, such
     as a gateway's links to replicas."""
     await until_begun()
-    with collector_at_rest():
+    with without_garbage_collection():
         await until_over()
 
 
 @contextmanager
-def collector_at_rest() -> Iterator[None]:
+def without_garbage_collection() -> Iterator[None]:
     """Context for imports, with the garbage collector off. Imports make a million objects, nearly
     all of which stay; collections would take a tenth of the time and free little, so these objects
     are frozen afterwards.

@@ -30,7 +30,7 @@ GPU_ID = re.compile(r"\(UUID: (?:GPU|MIG)-([0-9a-fA-F-]+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class DeviceLocation:
     """The machine and GPU of a process that will be a rank."""
 
     node: str
@@ -60,9 +60,11 @@ def parse_links(topology: str, listing: str) -> NodeLinks:
     return NodeLinks(parse_topology(topology), name_by_id)
 
 
-def link_matrix(seats: Sequence[Seat], links_by_node: Mapping[str, NodeLinks]) -> list[list[str]]:
-    """The link of each pair, in the order of `seats`."""
-    return [[_link(one, other, links_by_node) for other in seats] for one in seats]
+def link_matrix(
+    locations: Sequence[DeviceLocation], links_by_node: Mapping[str, NodeLinks]
+) -> list[list[str]]:
+    """The link of each pair, in the order of `locations`."""
+    return [[_link(one, other, links_by_node) for other in locations] for one in locations]
 
 
 def slowness(link: str) -> float:
@@ -71,7 +73,9 @@ def slowness(link: str) -> float:
     return 1 / (NVLINK_GBPS * int(nvlinks[1]) if nvlinks else GBPS[link])
 
 
-def _link(one: Seat, other: Seat, links_by_node: Mapping[str, NodeLinks]) -> str:
+def _link(
+    one: DeviceLocation, other: DeviceLocation, links_by_node: Mapping[str, NodeLinks]
+) -> str:
     if one.node != other.node:
         return NETWORK
     if not one.gpu or not other.gpu:
@@ -81,5 +85,5 @@ def _link(one: Seat, other: Seat, links_by_node: Mapping[str, NodeLinks]) -> str
     links = links_by_node.get(one.node)
     if links is None:
         return UNKNOWN
-    names = [links.name_by_id.get(seat.gpu) for seat in (one, other)]
+    names = [links.name_by_id.get(location.gpu) for location in (one, other)]
     return links.topology.link_by_pair.get((names[0] or "", names[1] or ""), UNKNOWN)

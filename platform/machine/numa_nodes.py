@@ -5,7 +5,7 @@
     /proc/self/status                                             memory that may be had
 
 A cpuset or `taskset` may leave only the CPUs of one node. The plan is a function of these facts;
-numa_seat.py assigns its parts.
+numa_binding.py assigns its parts.
 """
 
 from __future__ import annotations

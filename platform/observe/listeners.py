@@ -24,7 +24,7 @@ def bind_first_free(host: str, port: int) -> socket.socket:
         try:
             return _bind(host, number)
         except OSError:
-            if strangers := strangers_at(number):
+            if strangers := foreign_listeners(number):
                 log.warning(
                     "port %d is taken by a process of another user (uid %s), whom tools would ask "
                     "for this one",
@@ -47,7 +47,7 @@ def first_listening(host: str, port: int) -> int:
     return port
 
 
-def strangers_at(port: int) -> frozenset[int]:
+def foreign_listeners(port: int) -> frozenset[int]:
     """Other users, except root, that listen there; empty if the system does not tell."""
     owners = set[int]()
     for table in SOCKETS:

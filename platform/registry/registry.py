@@ -130,7 +130,7 @@ class Registry:
 
     def hears(self, epoch: Epoch) -> bool:
         """Whether the replica counts as alive."""
-        self._forget_the_silent()
+        self._drop_silent()
         return epoch in self._heard
 
     def hang_up(self, epoch: Epoch) -> None:
@@ -195,7 +195,7 @@ class Registry:
         Asked here so that of two which would leave at once, one stays if they are the last, unless
         the deployment does without (`may_be_last`).
         """
-        self._forget_the_silent()
+        self._drop_silent()
         own = self._replicas.get(epoch)
         if own is None:
             return "the registry does not know it yet; ask again in a moment"
@@ -285,12 +285,12 @@ class Registry:
 
     def _look_around(self) -> None:
         """Forget what is too old."""
-        self._forget_the_silent()
-        self._starting.forget_the_silent()
+        self._drop_silent()
+        self._starting.drop_silent()
         now = self._clock()
         self._left = {e: it for e, it in self._left.items() if now - it.at_s <= LEFT_FOR_S}
 
-    def _forget_the_silent(self) -> None:
+    def _drop_silent(self) -> None:
         now = self._clock()
         if now <= self._silence_s:
             return

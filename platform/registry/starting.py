@@ -58,7 +58,7 @@ class StartingReplicas:
         if self._heard.pop(replica_id, None) is not None:
             self.journal.pop(replica_id, self._bump())
 
-    def forget_the_silent(self) -> None:
+    def drop_silent(self) -> None:
         now = self._clock()
         for replica_id in [key for key, heard in self._heard.items() if now > heard.until_s]:
             self.serves(replica_id)

@@ -45,10 +45,10 @@ class Assignment:
     draft: str = ""
     """The draft model as configured; `config` has its folder."""
 
-    def actor_name(self, seat: int) -> str:
+    def actor_name(self, process: int) -> str:
         """Name of the actor in Ray's dashboard and logs. Serve gives every start of a replica a new
         id, so the name is never in use."""
-        return f"{self.app_name}:{self.replica_id}:seat-{seat}"
+        return f"{self.app_name}:{self.replica_id}:process-{process}"
 
     def task_name(self, rank: int) -> str:
         """The name of the task that this rank's actor runs."""

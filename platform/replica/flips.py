@@ -53,7 +53,7 @@ class Turning(Protocol):
     async def tell_state(self) -> None:
         """Report the present state to the registry."""
 
-    async def say_farewell(self) -> None:
+    async def deregister(self) -> None:
         """Deregister this incarnation. Raises any error of the call."""
 
     async def turn(self, role: Role) -> None:
@@ -143,7 +143,7 @@ class Flips:
         check_flip(self._of.config)
         replica.is_flipping = True
         try:
-            await self._be_spared(replica.info)
+            await self._ask_registry(replica.info)
         except BaseException:
             replica.is_flipping = False
             raise
@@ -151,7 +151,7 @@ class Flips:
         replica.worker.begin_drain()
         self._task = asyncio.create_task(self._run(flip), name=f"flip to {role}")
 
-    async def _be_spared(self, info: ReplicaInfo) -> None:
+    async def _ask_registry(self, info: ReplicaInfo) -> None:
         """Raises InvalidRequest if the registry cannot do without it, and Unavailable."""
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
@@ -216,7 +216,7 @@ class Flips:
         flip.is_turning = True
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
-                await self._of.say_farewell()
+                await self._of.deregister()
         except Exception as error:  # whatever Ray raises
             flip.is_turning = False
             self._stay(f"the registry is away: {error!r}")

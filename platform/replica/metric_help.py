@@ -61,7 +61,7 @@ _CACHE: Mapping[str, str] = {
     "cache_pins_made_total": "Blocks pinned by cache points, or pinned for longer",
     "cache_pins_expired_total": "Pinned blocks whose time was over",
     "cache_pins_displaced_total": "Pinned blocks given up for other pins",
-    "cache_pins_given_way_total": "Pinned blocks given up for requests that needed them",
+    "cache_pins_evicted_total": "Pinned blocks given up for requests that needed them",
     "tier_blocks": "Blocks kept in a tier",
     "tier_bytes": "Bytes kept in a tier",
     "tier_waiting": "Blocks that wait to be written to a tier",

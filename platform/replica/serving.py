@@ -82,7 +82,7 @@ class Serving:
         self._heart = asyncio.create_task(self._beat(replica))
         self.replica = replica
 
-    async def say_farewell(self) -> None:
+    async def deregister(self) -> None:
         """Deregister. Raises any error of the call, and then heartbeats continue."""
         replica = self.replica
         assert replica is not None and self._heart is not None, "it has begun"

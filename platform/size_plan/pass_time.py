@@ -141,7 +141,7 @@ class LayoutPasses:
         link_gb_s = accelerator.link_gb_s if is_inside else accelerator.network_gb_s
         self._link_bytes_s = link_gb_s * 1e9 * efficiency.link
         self._seconds = cache(self._timed)
-        self._said = cache(self._said_by)
+        self._stage_communication_s = cache(self._max_stage_communication_s)
 
     def at(self, efficiency: Efficiency) -> LayoutPasses:
         return LayoutPasses(self._layout, self._accelerator, self._precision, efficiency)
@@ -172,7 +172,7 @@ class LayoutPasses:
         pieces = _pieces(asked, stages)
         work, compute_s = self._stage(pieces.asked)
         num_tokens = sum(one.num_requests * one.num_tokens for one in asked)
-        talk_s = self._talk(num_tokens, sum(one.num_requests for one in asked))
+        talk_s = self._communication_s(num_tokens, sum(one.num_requests for one in asked))
         rounds = pieces.count + stages - 1
         busy_s = compute_s * rounds
         talking_s = talk_s * rounds / pieces.count
@@ -198,14 +198,17 @@ class LayoutPasses:
             seconds += max(one.flops / of_part, one.num_bytes / read)
         return total(work), seconds
 
-    def _talk(self, num_tokens: int, num_outputs: int) -> float:
+    def _communication_s(self, num_tokens: int, num_outputs: int) -> float:
         """Bytes grow with tokens and with outputs: between powers of two, as a line does."""
         if self._mesh.size == 1:
             return 0.0
-        outputs_s = _between(num_outputs, lambda num: self._said(num, num) - self._said(num, 1))
-        return _between(num_tokens, lambda num: self._said(num, 1)) + outputs_s
+        outputs_s = _between(
+            num_outputs,
+            lambda num: self._stage_communication_s(num, num) - self._stage_communication_s(num, 1),
+        )
+        return _between(num_tokens, lambda num: self._stage_communication_s(num, 1)) + outputs_s
 
-    def _said_by(self, num_tokens: int, num_outputs: int) -> float:
+    def _max_stage_communication_s(self, num_tokens: int, num_outputs: int) -> float:
         """The slowest stage's first rank."""
         found = 0.0
         for stage, model in enumerate(self._layout.models):

@@ -147,7 +147,7 @@ class FairQueue(Generic[T]):
 
         return min(in_line, key=order).line[0]
 
-    def gives_way(self, newcomer: Entry[T]) -> Entry[T] | None:
+    def choose_victim(self, newcomer: Entry[T]) -> Entry[T] | None:
         """The entry that leaves so that `newcomer`, in line already, may stay: the last of the
         tenant with the most in line for its weight. None if, one each later, that would be the
         newcomer's."""

@@ -235,10 +235,10 @@ class Candidate:
     @property
     def has_credit(self) -> bool:
         """Whether it takes anybody at all."""
-        return self.takes_anybody or self.num_open_tokens < (self._credit_tokens or 0)
+        return self.takes_any_prompt or self.num_open_tokens < (self._credit_tokens or 0)
 
     @property
-    def takes_anybody(self) -> bool:
+    def takes_any_prompt(self) -> bool:
         """Whether it takes whoever comes next, however long that prompt is."""
         return self._credit_tokens is None or not self.open
 
@@ -246,7 +246,7 @@ class Candidate:
         """Whether it has credit for `prompt`; one that is larger than any goes when it is idle."""
         num_new_tokens = prompt.num_tokens - num_cached
         credit_tokens = self._credit_tokens or 0
-        return self.takes_anybody or self.num_open_tokens + num_new_tokens <= credit_tokens
+        return self.takes_any_prompt or self.num_open_tokens + num_new_tokens <= credit_tokens
 
     def book(self, prompt: Prompt, num_cached: int, now: float) -> Booking:
         """`prompt` is sent there, of which it should have `num_cached` tokens."""

@@ -12,7 +12,7 @@ from bench.routing_limit import (
     bound_of,
     least_mean_s,
     least_percentile_s,
-    num_must_be_late,
+    min_num_late,
 )
 
 from baton.platform.simulator.prefill_pool import PrefillPool
@@ -53,7 +53,7 @@ def test_no_choice_of_whom_to_leave_out_leaves_fewer_late() -> None:
         )
 
         at_s, takes_s = np.array(jobs).T
-        assert num_must_be_late(at_s, takes_s, num_replicas, within_s, num) == fewest
+        assert min_num_late(at_s, takes_s, num_replicas, within_s, num) == fewest
         found.add(fewest)
     assert found >= {0, 1, 2, 3, 4}
 

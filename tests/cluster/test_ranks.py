@@ -94,7 +94,7 @@ def test_a_rank_has_a_name_in_ray_that_tells_its_replica(server: Server) -> None
 
     names = [actor["name"] for actor in named_actors(server) if actor["namespace"] == "baton"]
 
-    assert names == [f"baton:{prefill['replica']}:seat-1"]
+    assert names == [f"baton:{prefill['replica']}:process-1"]
 
 
 async def test_a_rank_that_is_killed_takes_its_replica_along_and_costs_no_client_a_token(

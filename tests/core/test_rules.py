@@ -45,7 +45,7 @@ def test_a_rule_strikes_as_often_as_its_rate_says_and_no_more_than_its_limit() -
 
     assert 2_300 < num_struck < 2_700  # four standard deviations of the binomial are 173
     assert drawn(thrice, "kv_events", 5) == [Fault.DROP] * 3 + [None] * 2
-    assert thrice.strikes == Counter({("kv_events", Fault.DROP): 3})
+    assert thrice.injected == Counter({("kv_events", Fault.DROP): 3})
 
 
 def test_a_rule_that_kills_ends_the_process() -> None:

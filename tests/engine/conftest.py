@@ -1,5 +1,5 @@
 """Fixtures of this folder."""
 
-from tests.both_ways import both_ways
+from tests.sync_and_async import sync_and_async
 
-__all__ = ["both_ways"]
+__all__ = ["sync_and_async"]

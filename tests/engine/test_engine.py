@@ -17,7 +17,7 @@ from baton.engine.request.request import Phase, Request
 from baton.engine.schedule.drafted_chunks import ScheduledChunk
 from baton.engine.step_hooks import StepHooks
 
-pytestmark = pytest.mark.usefixtures("both_ways")
+pytestmark = pytest.mark.usefixtures("sync_and_async")
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 3])

@@ -86,7 +86,7 @@ def schedules(draw: st.DrawFn, block_size: int) -> Schedule:
             max_batch_tokens=draw(st.sampled_from([5, 17, 64, 2048])),
             max_running=draw(st.sampled_from([2, 5, 64])),
             prefill_chunk=draw(st.sampled_from([None, None, 7])),
-            step_ahead=draw(st.sampled_from(["auto", "on"])),
+            async_scheduling=draw(st.sampled_from(["auto", "on"])),
         ),
         num_threads=draw(st.sampled_from([1, 2])),
         max_drafted=draw(st.sampled_from([0, 2, 20])),

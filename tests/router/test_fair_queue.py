@@ -115,10 +115,10 @@ def test_the_longest_line_for_its_weight_gives_up_its_last_but_equals_give_up_no
     for name in ("h0", "h1", "h2", "a0", "a1"):
         queue.add(name, tenant=name[0].replace("h", "heavy"), now=0.0)
 
-    leaves = queue.gives_way(queue.add("b0", tenant="b", now=0.0))
+    leaves = queue.choose_victim(queue.add("b0", tenant="b", now=0.0))
     assert leaves is not None and leaves.item == "a1"
     queue.remove(leaves)
-    assert queue.gives_way(queue.add("a2", tenant="a", now=0.0)) is None
+    assert queue.choose_victim(queue.add("a2", tenant="a", now=0.0)) is None
 
 
 @given(

@@ -93,7 +93,7 @@ async def test_a_prompt_waits_for_a_computed_one_to_be_fetched_rather_than_take_
 
         assert [other.receipt.prefill_replica for other in others] == [PREFILL] * 3
         assert [other.receipt.notes for other in others] == [()] * 3
-        assert fleet.engines[PREFILL].pool.supply.counters.num_given_way == 0
+        assert fleet.engines[PREFILL].pool.supply.counters.num_evicted == 0
         await fleet.assert_nothing_is_held()
 
 
@@ -157,7 +157,7 @@ async def test_pins_never_keep_a_request_from_running() -> None:
         answer = await fleet.ask(prompt, replace(GREEDY, max_tokens=6))
 
         assert answer.tokens == echo_output(prompt, 6, VOCAB_SIZE)
-        assert fleet.engines[ALONE].pool.supply.counters.num_given_way == 3
+        assert fleet.engines[ALONE].pool.supply.counters.num_evicted == 3
         await fleet.assert_nothing_is_held()
 
 

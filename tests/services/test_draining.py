@@ -33,7 +33,7 @@ from baton.engine.engine import Engine
 from baton.platform.config.deployment import override
 
 
-@pytest.mark.usefixtures("both_ways")
+@pytest.mark.usefixtures("sync_and_async")
 async def test_a_drain_under_load_is_noticed_by_nobody() -> None:
     rng = random.Random(5)
     prompts = [[rng.randrange(1, 256) for _ in range(rng.randrange(1, 90))] for _ in range(16)]

@@ -42,5 +42,5 @@ async def test_who_reads_late_from_a_lease_that_has_ended_never_gets_wrong_kv(
         receiver.chaos.set((), 0)
         for prompt, answer in zip(prompts, answers, strict=True):
             assert answer.tokens == echo_output(prompt, 12, VOCAB_SIZE)
-        assert sender.chaos.strikes["transfer.lease", Fault.EXPIRE] > 0
+        assert sender.chaos.injected["transfer.lease", Fault.EXPIRE] > 0
         await fleet.assert_nothing_is_held()

@@ -48,7 +48,7 @@ WAYS = {
 }
 
 
-@pytest.mark.usefixtures("both_ways")
+@pytest.mark.usefixtures("sync_and_async")
 @pytest.mark.parametrize("prefill", [0, 1])
 @pytest.mark.parametrize("sampling", WAYS.values(), ids=WAYS.keys())
 async def test_no_token_is_lost_or_repeated_or_prefilled_again(
@@ -74,7 +74,7 @@ async def test_no_token_is_lost_or_repeated_or_prefilled_again(
         await fleet.assert_nothing_is_held()
 
 
-@pytest.mark.usefixtures("both_ways")
+@pytest.mark.usefixtures("sync_and_async")
 async def test_a_request_can_move_again_and_again() -> None:
     async with running_fleet(prefill=0, decode=4) as fleet:
         drained: list[ReplicaId] = []

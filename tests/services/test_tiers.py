@@ -322,20 +322,20 @@ async def test_under_faults_of_every_kind_the_answers_are_right(
         "chaos.rules": rules,
     }
     async with fleet_with(folder, settings, num_prefill=num_prefill) as fleet:
-        num_rounds, struck = 0, set[str]()
-        while num_rounds < 3 or struck != {"tier.read", "tier.write"}:
+        num_rounds, injected = 0, set[str]()
+        while num_rounds < 3 or injected != {"tier.read", "tier.write"}:
             answers = await asyncio.gather(*(fleet.ask(prompt, SAMPLING) for prompt in prompts))
 
             assert [answer.tokens for answer in answers] == expected
             num_rounds += 1
-            struck = {at for replica in fleet.replicas.values() for at, _ in _strikes(replica)}
+            injected = {at for replica in fleet.replicas.values() for at, _ in _injected(replica)}
         await written_back(fleet)
         await fleet.assert_nothing_is_held()
 
 
-def _strikes(replica: Replica) -> Iterable[tuple[str, Fault]]:
+def _injected(replica: Replica) -> Iterable[tuple[str, Fault]]:
     assert replica.chaos is not None
-    return replica.chaos.strikes
+    return replica.chaos.injected
 
 
 def _break_all(stack: Any) -> None:

@@ -162,7 +162,7 @@ async def test_the_trace_stays_whole_when_the_prefill_replica_dies() -> None:
         fleet = world.fleet
         prefill = ReplicaId("prefill-1")
         engine = fleet.engines[prefill]
-        engine.step = _stand_still  # type: ignore[method-assign]
+        engine.step = _suspend  # type: ignore[method-assign]
         asked = asyncio.create_task(complete(world))
         async with asyncio.timeout(60):
             while not engine.request_ids:
@@ -180,7 +180,7 @@ async def test_the_trace_stays_whole_when_the_prefill_replica_dies() -> None:
     assert (there.parent_span_id, here.parent_span_id) == (asking.span_id, decode.span_id)
 
 
-def _stand_still(hooks: StepHooks = ALONE) -> StepReport:
+def _suspend(hooks: StepHooks = ALONE) -> StepReport:
     return StepReport()
 
 
@@ -188,7 +188,7 @@ async def test_an_attempt_that_was_lost_is_linked_to_by_the_next() -> None:
     async with traced_world(prefill=0, decode=2) as world:
         fleet = world.fleet
         for engine in fleet.engines.values():
-            engine.step = _stand_still  # type: ignore[method-assign]
+            engine.step = _suspend  # type: ignore[method-assign]
         asked = asyncio.create_task(complete(world))
         async with asyncio.timeout(60):
             while not (busy := [it for it, one in fleet.engines.items() if one.request_ids]):

@@ -31,7 +31,7 @@ PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwqMatrix:
-    """One matrix, as `FewBits`."""
+    """One matrix, as `QuantizedParts`."""
 
     qweight: StoredEntry
     qzeros: StoredEntry
@@ -43,7 +43,7 @@ class AwqMatrix:
         return self.scales, self.qzeros, self.qweight
 
     @property
-    def meaning(self) -> str:
+    def layout_id(self) -> str:
         return f"awq gemm {self.group}"
 
     @property

@@ -49,7 +49,7 @@ BITS = (4, 8)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeNumbers:
-    """One matrix of int8 or packed integers, as `FewBits`."""
+    """One matrix of int8 or packed integers, as `QuantizedParts`."""
 
     items: StoredEntry
     scale: StoredEntry
@@ -66,7 +66,7 @@ class WholeNumbers:
         return (self.scale, *optional, self.items)
 
     @property
-    def meaning(self) -> str:
+    def layout_id(self) -> str:
         zero, g_idx = self.zero is not None, self.g_idx is not None
         return f"compressed {self.items.dtype} {self.bits} {self.width} {zero} {g_idx}"
 

@@ -27,7 +27,7 @@ ROWS_ALIGNED = 128
 scale, is cut."""
 
 
-class FewBits(Protocol):
+class QuantizedParts(Protocol):
     """The parts of one quantized weight, and how they are read."""
 
     @property
@@ -35,7 +35,7 @@ class FewBits(Protocol):
         """The parts, small ones first, so that a fingerprint of samples covers them."""
 
     @property
-    def meaning(self) -> str:
+    def layout_id(self) -> str:
         """A text with everything that determines how the bytes are interpreted."""
 
     @property
@@ -54,33 +54,33 @@ class FewBits(Protocol):
 class QuantizedEntry:
     """A `TensorEntry` of a quantized weight."""
 
-    bits: FewBits
+    stored: QuantizedParts
     is_transposed: bool = False
     """Whether the unquantized weight of this name has shape [.., K, N]."""
     _header: bytes = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_header", f"{self.bits.meaning}\n".encode())
+        object.__setattr__(self, "_header", f"{self.stored.layout_id}\n".encode())
 
     @property
     def dtype(self) -> str:
         """The dtype of its scales if that is F16 or BF16, otherwise F32."""
-        wide = (part.dtype for part in self.bits.parts if part.dtype in ("F16", "BF16"))
+        wide = (part.dtype for part in self.stored.parts if part.dtype in ("F16", "BF16"))
         return next(wide, "F32")
 
     @property
     def shape(self) -> tuple[int, ...]:
-        *lead, rows, width = self.bits.shape
-        return (*lead, width, rows) if self.is_transposed else self.bits.shape
+        *lead, rows, width = self.stored.shape
+        return (*lead, width, rows) if self.is_transposed else self.stored.shape
 
     @property
     def num_bytes(self) -> int:
-        return len(self._header) + sum(part.num_bytes for part in self.bits.parts)
+        return len(self._header) + sum(part.num_bytes for part in self.stored.parts)
 
     def piece(self, start: int, num_bytes: int) -> bytes:
         found = self._header[start : start + num_bytes]
         start = max(0, start - len(self._header))
-        for part in self.bits.parts:
+        for part in self.stored.parts:
             wanted = min(num_bytes - len(found), part.num_bytes - start)
             if wanted > 0:
                 found += part.piece(start, wanted)
@@ -88,31 +88,31 @@ class QuantizedEntry:
         return found
 
     def load(self, dtype: torch.dtype) -> Tensor:
-        *lead, rows, width = self.bits.shape
+        *lead, rows, width = self.stored.shape
         wide = torch.empty(math.prod(lead), rows, width, dtype=dtype)
         for matrix in range(len(wide)):
             self._widen(matrix, wide[matrix])
-        wide = wide.view(self.bits.shape)
+        wide = wide.view(self.stored.shape)
         return wide.transpose(-1, -2) if self.is_transposed else wide
 
     def load_matrix(self, matrix: int, dtype: torch.dtype) -> Tensor:
         """See `TensorEntry.load_matrix`."""
-        wide = torch.empty(self.bits.shape[-2:], dtype=dtype)
+        wide = torch.empty(self.stored.shape[-2:], dtype=dtype)
         self._widen(matrix, wide)
         return wide.T if self.is_transposed else wide
 
     def quantized(self, dtype: torch.dtype, matrix: int = 0) -> QuantizedWeight | None:
         """One matrix [N, K] as kernels multiply it with inputs of `dtype`; None if it must be
         dequantized."""
-        return self.bits.quantized(matrix, dtype)
+        return self.stored.quantized(matrix, dtype)
 
     def release(self) -> None:
-        for part in self.bits.parts:
+        for part in self.stored.parts:
             part.release()
 
     def _widen(self, matrix: int, into: Tensor) -> None:
         for rows in row_slices(*into.shape):
-            into[rows] = self.bits.rows(matrix, rows)
+            into[rows] = self.stored.rows(matrix, rows)
 
 
 def row_slices(num_rows: int, width: int) -> Iterator[slice]:

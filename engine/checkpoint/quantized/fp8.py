@@ -41,7 +41,7 @@ WEIGHT, SCALE = ".weight", ".scale"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8Matrix:
-    """One matrix or a stack of them, as `FewBits`."""
+    """One matrix or a stack of them, as `QuantizedParts`."""
 
     items: StoredEntry
     scale: StoredEntry
@@ -53,7 +53,7 @@ class Fp8Matrix:
         return self.scale, self.items
 
     @property
-    def meaning(self) -> str:
+    def layout_id(self) -> str:
         return f"e4m3 {self.block}"
 
     @property

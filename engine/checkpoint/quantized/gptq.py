@@ -35,7 +35,7 @@ SCALES = ("F16", "BF16", "F32")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GptqMatrix:
-    """One matrix, as `FewBits`."""
+    """One matrix, as `QuantizedParts`."""
 
     qweight: StoredEntry
     qzeros: StoredEntry
@@ -53,7 +53,7 @@ class GptqMatrix:
         return (*small, *([self.g_idx] if self.g_idx else []), self.qweight)
 
     @property
-    def meaning(self) -> str:
+    def layout_id(self) -> str:
         return f"gptq {self.bits} {self.group} {self.is_less_one}"
 
     @property

@@ -67,14 +67,14 @@ class QuantizedInstaller:
         self._keeps = quantize == "none"
         self._is_fixed = is_fixed
         self._sources_of: dict[str, list[str]] = defaultdict(list)
-        self._meanings: dict[str, set[str | None]] = defaultdict(set)
-        """By target: the layouts of its sources (`FewBits.meaning`); None for a source that is not
-        quantized."""
+        self._layout_ids: dict[str, set[str | None]] = defaultdict(set)
+        """By target: the layouts of its sources (`QuantizedParts.layout_id`); None for a source
+        that is not quantized."""
         for placement in placements:
             entry = entries[placement.source]
-            meaning = entry.bits.meaning if isinstance(entry, QuantizedEntry) else None
+            layout_id = entry.stored.layout_id if isinstance(entry, QuantizedEntry) else None
             self._sources_of[placement.target].append(placement.source)
-            self._meanings[placement.target].add(meaning)
+            self._layout_ids[placement.target].add(layout_id)
         self._experts_stay: dict[str, bool] = {}
         """By target: whether experts stay quantized; decided by the first expert."""
         self._num_bytes: dict[str, int] = {}
@@ -86,12 +86,12 @@ class QuantizedInstaller:
         differs in kind from the first one of its layer."""
         prefix, _, name = target.rpartition(".")
         module = model.get_submodule(prefix)
-        meanings = self._meanings[target]
-        if not self._keeps or None in meanings:
+        layout_ids = self._layout_ids[target]
+        if not self._keeps or None in layout_ids:
             return False
         if isinstance(module, Linear) and name == "weight" and not module.is_exact:
             return self._install_matrix(module, target, sources)
-        if isinstance(module, Experts) and name in (GATE_UP, DOWN) and len(meanings) == 1:
+        if isinstance(module, Experts) and name in (GATE_UP, DOWN) and len(layout_ids) == 1:
             return self._install_expert(module, target, sources)
         return False
 

@@ -97,7 +97,7 @@ def as_whole(
     if layout is None:
         return entries
     found = dict(layout.find(entries))
-    parts = {id(part) for quantized in found.values() for part in quantized.bits.parts}
+    parts = {id(part) for quantized in found.values() for part in quantized.stored.parts}
     whole: dict[str, TensorEntry] = {}
     for name, entry in entries.items():
         is_unused = name.endswith(FOR_ACTIVATIONS) or (

@@ -33,7 +33,7 @@ from baton.kernels.products.quantized_weight import QuantizedWeight
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mxfp4Stack:
-    """A stack of matrices, or one, as `FewBits`."""
+    """A stack of matrices, or one, as `QuantizedParts`."""
 
     blocks: StoredEntry
     scales: StoredEntry
@@ -43,7 +43,7 @@ class Mxfp4Stack:
         return self.scales, self.blocks
 
     @property
-    def meaning(self) -> str:
+    def layout_id(self) -> str:
         return "mxfp4"
 
     @property

@@ -44,7 +44,7 @@ class AdmissionQueue(Generic[T]):
         clock: Clock = monotonic,
         lets_pass: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._lets_pass = lets_pass
+        self._may_admit_now = lets_pass
         self._untried: dict[Entry[_Waiter[T]], None] = {}
         """Entries that have not tried to pass yet."""
         self._clock = clock
@@ -139,7 +139,7 @@ class AdmissionQueue(Generic[T]):
 
     def _let_pass(self) -> None:
         """Try the requests that may pass while the first one waits."""
-        while self._untried and self._lets_pass():
+        while self._untried and self._may_admit_now():
             entry = next(iter(self._untried))
             del self._untried[entry]
             waiter = entry.item

@@ -177,7 +177,7 @@ class AdmissionLine(Generic[T]):
             return Refused(entry, Overloaded(message, retry_after_s=wait_s - patience_s))
         if num_before < self._max_waiting:
             return None
-        leaves = self._queue.gives_way(entry) or entry
+        leaves = self._queue.choose_victim(entry) or entry
         message = f"{count_of(num_before, 'request')} already waiting for a place"
         error = Overloaded(message, retry_after_s=self.wait_s(now, leaves))
         self.remove(leaves)

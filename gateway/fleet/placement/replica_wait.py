@@ -64,7 +64,7 @@ class ReplicaWait:
         return self.why_refused or "no decode replica takes requests"
 
     @asynccontextmanager
-    async def while_replicas_may_come(self) -> AsyncIterator[None]:
+    async def while_replicas_may_start(self) -> AsyncIterator[None]:
         """Raises Unavailable once no decode replica has taken requests for the grace period and
         none is starting for waiting requests; at once if starts fail."""
         try:

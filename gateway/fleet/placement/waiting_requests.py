@@ -53,7 +53,7 @@ class WaitingRequests:
         self._replica_wait = replica_wait
         self._clock = clock
         self._admission: AdmissionQueue[PlacementAttempt] = AdmissionQueue(
-            max_waiting, weights, clock, self._lets_pass
+            max_waiting, weights, clock, self._may_admit_now
         )
         self._line = PlacementQueue(fleet, placer, log, clock)
         self._attempts: dict[RequestId | None, PlacementAttempt] = {}
@@ -135,8 +135,8 @@ class WaitingRequests:
         try:
             async with (
                 asyncio.timeout(turn.time_left_s),
-                self._no_longer_than(None if turn.is_retry else turn.max_wait_s),
-                self._replica_wait.while_replicas_may_come(),
+                self._limit_wait(None if turn.is_retry else turn.max_wait_s),
+                self._replica_wait.while_replicas_may_start(),
             ):
                 await self._admission.place(
                     lambda: attempt if self._enter(attempt) else None,
@@ -158,7 +158,7 @@ class WaitingRequests:
             ) from None
 
     @asynccontextmanager
-    async def _no_longer_than(self, max_wait_s: float | None) -> AsyncIterator[None]:
+    async def _limit_wait(self, max_wait_s: float | None) -> AsyncIterator[None]:
         """Raises Overloaded after `max_wait_s`."""
         try:
             async with asyncio.timeout(max_wait_s):
@@ -169,7 +169,7 @@ class WaitingRequests:
                 retry_after_s=self._admission.wait_s,
             ) from None
 
-    def _lets_pass(self) -> bool:
+    def _may_admit_now(self) -> bool:
         return self._fleet.warm_up.is_over and self._line.lets_pass
 
     def _enter(self, attempt: PlacementAttempt, *, may_wait: bool = True) -> bool:

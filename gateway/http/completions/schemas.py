@@ -55,7 +55,7 @@ class RequestBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
 
     def rule(self) -> OutputRule | None:
         """The rule for the output. Raises InvalidRequest."""
-        return self.rule_beside(output_rule(self.response_format, None), "response_format")
+        return self.output_rule_with(output_rule(self.response_format, None), "response_format")
 
 
 class CompletionBody(RequestBody, kw_only=True, forbid_unknown_fields=True):

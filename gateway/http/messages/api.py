@@ -173,7 +173,7 @@ def _rule(body: MessagesBody) -> OutputRule | None:
     form = None
     if wanted is not None:
         form = format_rule(wanted.type, wanted.schema, field=field, schema_field=f"{field}.schema")
-    return body.rule_beside(form, field)
+    return body.output_rule_with(form, field)
 
 
 def _switches(body: MessagesBody, template: str) -> Iterator[Switch]:

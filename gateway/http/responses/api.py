@@ -253,7 +253,7 @@ def _rule(body: ResponsesBody) -> OutputRule | None:
     form = format_rule(
         wanted.type, wanted.schema, field="text.format", schema_field="text.format.schema"
     )
-    return body.rule_beside(form, "text.format")
+    return body.output_rule_with(form, "text.format")
 
 
 def _unread_includes(body: ResponsesBody) -> Iterator[str]:

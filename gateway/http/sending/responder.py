@@ -24,7 +24,7 @@ from baton.gateway.http.sending import sse
 from baton.gateway.http.sending.disconnect import while_connected
 from baton.gateway.http.sending.resuming import Resumption, resumption_of, send_reading
 from baton.gateway.requests.generations.choices import ChoiceDelta, Completion
-from baton.gateway.requests.generations.prompt_progress import PromptProgress, told_until_first
+from baton.gateway.requests.generations.prompt_progress import PromptProgress, with_prompt_progress
 
 SENDING_GRACE_S = 10.0
 """Seconds for a client that reads slowly, beyond the time limit of the request itself."""
@@ -124,7 +124,9 @@ class Responder:
 
     def _parts(self) -> AsyncGenerator[ChoiceDelta] | AsyncGenerator[ChoiceDelta | PromptProgress]:
         deltas = self._completion.deltas()
-        return deltas if self._progress is None else told_until_first(deltas, self._progress.tell)
+        return (
+            deltas if self._progress is None else with_prompt_progress(deltas, self._progress.tell)
+        )
 
     def _written(self, part: ChoiceDelta | PromptProgress) -> Iterable[bytes]:
         if isinstance(part, PromptProgress):

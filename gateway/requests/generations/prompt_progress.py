@@ -37,7 +37,7 @@ class PromptProgress(msgspec.Struct, frozen=True, kw_only=True):
     """Predicted milliseconds until its first token."""
 
 
-async def told_until_first(
+async def with_prompt_progress(
     deltas: AsyncGenerator[T],
     tell: Callable[[], PromptProgress | None],
     each_s: float | None = None,

@@ -27,7 +27,7 @@ def ask(path, body=None):
         return json.loads(answer.read())
 
 
-def ask_for_something(model):
+def probe_model(model):
     """Request a completion, or an embedding from an embedding model."""
     try:
         answer = ask(GENERATE, {"model": model, "prompt": "Hello", "max_tokens": 4})
@@ -45,7 +45,7 @@ def main():
         return
     models = [one["id"] for one in ask("/v1/models")["data"]]
     print("models:", ", ".join(models))
-    print("answered:", json.dumps(ask_for_something(models[0])))
+    print("answered:", json.dumps(probe_model(models[0])))
 
 
 URL = sys.argv[1]

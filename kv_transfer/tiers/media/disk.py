@@ -101,7 +101,7 @@ class DiskTier:
 
     def victims(self) -> list[bytes]:
         with self._lock:
-            keys = self._lru.to_make_room(self._format.file_bytes, self.capacity_bytes)
+            keys = self._lru.victims(self._format.file_bytes, self.capacity_bytes)
         for key in keys:
             if not self._format.is_ours(key):
                 self._remove(key)
@@ -225,7 +225,7 @@ class DiskTier:
             for entry in found:
                 key = os.path.relpath(entry.path, slot)
                 self._lru.add(key, entry.stat().st_size)
-            excess = self._lru.to_make_room(0, self.capacity_bytes)
+            excess = self._lru.victims(0, self.capacity_bytes)
         for key in excess:  # the capacity was larger once
             self._remove(key)
 

@@ -60,7 +60,7 @@ class HostTier:
 
     def victims(self) -> list[bytes]:
         with self._lock:
-            return self._lru.to_make_room(self._format.record_bytes, self.capacity_bytes)
+            return self._lru.victims(self._format.record_bytes, self.capacity_bytes)
 
     def put(self, record: BlockRecord) -> bool:
         with self._lock:

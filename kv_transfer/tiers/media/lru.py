@@ -46,7 +46,7 @@ class Lru(Generic[K]):
         self._sizes.clear()
         self.num_bytes = 0
 
-    def to_make_room(self, num_bytes: int, capacity_bytes: int) -> list[K]:
+    def victims(self, num_bytes: int, capacity_bytes: int) -> list[K]:
         """What must go, oldest first, so that `num_bytes` more fit; nothing if they never can."""
         if num_bytes > capacity_bytes:
             return []

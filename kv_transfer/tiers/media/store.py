@@ -6,8 +6,8 @@ Objects are written whole: renamed into place in a folder, put in one request in
 owns the store, so its size is that of the last listing plus what was written here since; a replica
 that finds it too large removes the oldest objects. Others may do so at any time: an object that is
 gone is a miss. Any error of the far side pauses this tier for a while. What is removed meanwhile, a
-struck record for instance, is gone for this replica at once, and from the store with the first call
-after the pause.
+invalidated record for instance, is gone for this replica at once, and from the store with the first
+call after the pause.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class StoreTier:
         if self._is_listing_old():
             self._list()
         with self._lock:
-            keys = self._lru.to_make_room(self._format.file_bytes, self.capacity_bytes)
+            keys = self._lru.victims(self._format.file_bytes, self.capacity_bytes)
         for key in keys:
             if not self._format.is_ours(key):
                 self._remove(key)

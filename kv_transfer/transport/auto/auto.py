@@ -26,7 +26,7 @@ from baton.core.clock import Clock, monotonic
 from baton.core.errors import NoTransport, TransferCut, TransferError, TransportFailed
 from baton.core.ids import Epoch
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
-from baton.kv_transfer.handoff.transport import LentPiece, Parcel, Transport
+from baton.kv_transfer.handoff.transport import LentPiece, PackedPiece, Transport
 from baton.kv_transfer.transport.auto.known_peers import (
     MAX_PEERS,
     Facts,
@@ -263,7 +263,7 @@ class AutoSending:
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
 
-    async def pack(self, piece: LentPiece, request: OpenTransfer) -> Parcel:
+    async def pack(self, piece: LentPiece, request: OpenTransfer) -> PackedPiece:
         raise TransportFailed("`auto` stands for other transports, and carries nothing itself")
 
     async def meet(self, receiver_epoch: Epoch, payload: bytes) -> bytes:

@@ -34,7 +34,7 @@ from baton.core.errors import TransferCut, TransferError, TransportFailed
 from baton.core.ids import Epoch
 from baton.core.kv_arena import KvArena
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
-from baton.kv_transfer.handoff.transport import LentPiece, Parcel
+from baton.kv_transfer.handoff.transport import LentPiece, PackedPiece
 from baton.kv_transfer.transport.addresses import host_of, listen
 from baton.kv_transfer.transport.collective.joint import (
     PairAddress,
@@ -186,10 +186,10 @@ class CollectiveSending:
         self._staging: Staging | None = None
         self._pairs: dict[Epoch, SendingPair] = {}
 
-    async def pack(self, piece: LentPiece, request: OpenTransfer) -> Parcel:
+    async def pack(self, piece: LentPiece, request: OpenTransfer) -> PackedPiece:
         loan, lent = self._pair(request.receiver_epoch).lend(piece)
         ticket = _TICKET.pack(loan.number, loan.secret, piece.num_bytes)
-        return Parcel(ticket=ticket, lent=lent)
+        return PackedPiece(ticket=ticket, lent=lent)
 
     async def meet(self, receiver_epoch: Epoch, payload: bytes) -> bytes:
         try:

@@ -235,9 +235,9 @@ async def _packed(
 ) -> tuple[bytes, LentPiece | None]:
     """The message, and what is lent with it: nothing where the piece's bytes are in it."""
     try:
-        parcel = await half.pack(piece, request)
-        message = piece.message or write_piece(piece, parcel)
-        return message, (parcel.lent or piece) if parcel.ticket else None
+        packed = await half.pack(piece, request)
+        message = piece.message or write_piece(piece, packed)
+        return message, (packed.lent or piece) if packed.ticket else None
     except BaseException:
         piece.give_back()
         raise

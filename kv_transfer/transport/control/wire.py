@@ -31,7 +31,7 @@ from baton.core.errors import (
 from baton.core.ids import Epoch, TransferId
 from baton.core.new_bytes import new_bytes
 from baton.kv_transfer.handoff.messages import BlockRange, OpenTransfer, Outcome, SettleTransfer
-from baton.kv_transfer.handoff.transport import CopiedPiece, LentPiece, Parcel
+from baton.kv_transfer.handoff.transport import CopiedPiece, LentPiece, PackedPiece
 from baton.kv_transfer.layouts.integrity import CHECKSUM_BYTES, copied_checksums
 from baton.proto import kv_pb2 as pb
 from baton.proto.channels import Channels
@@ -164,10 +164,10 @@ def reply_from_proto(reply: pb.SettleReply) -> Outcome:
     return _OUTCOME_FROM_PROTO.get(reply.outcome) or Outcome.UNKNOWN
 
 
-def write_piece(piece: LentPiece, parcel: Parcel) -> bytes:
+def write_piece(piece: LentPiece, packed: PackedPiece) -> bytes:
     """A `KvPieces` message of one piece. Several, end to end, are a message as well."""
-    num_bytes = sum([memoryview(data).nbytes for data in parcel.data])
-    return b"".join((_before_data(piece, piece.checksums, parcel.ticket, num_bytes), *parcel.data))
+    num_bytes = sum([memoryview(data).nbytes for data in packed.data])
+    return b"".join((_before_data(piece, piece.checksums, packed.ticket, num_bytes), *packed.data))
 
 
 def write_carried(piece: LentPiece, unit_bytes: int) -> CopiedPiece:

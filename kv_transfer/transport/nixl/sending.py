@@ -22,7 +22,7 @@ from baton.core.ids import Epoch
 from baton.core.kv_arena import ArenaShare, KvArena
 from baton.core.rank_memory import Introduction, OwnRows
 from baton.kv_transfer.handoff.messages import OpenTransfer
-from baton.kv_transfer.handoff.transport import LentPiece, Parcel
+from baton.kv_transfer.handoff.transport import LentPiece, PackedPiece
 from baton.kv_transfer.transport.block_tickets import ticket_of
 from baton.kv_transfer.transport.daemon import DaemonThread
 from baton.kv_transfer.transport.nixl.arena import Arena, RankArena, Registered
@@ -54,8 +54,8 @@ class NixlSending:
         self._introduction: asyncio.Future[bytes] | None = None
         self._agent: Agent | None = None
 
-    async def pack(self, piece: LentPiece, request: OpenTransfer) -> Parcel:
-        return Parcel(ticket=ticket_of(piece).pack())
+    async def pack(self, piece: LentPiece, request: OpenTransfer) -> PackedPiece:
+        return PackedPiece(ticket=ticket_of(piece).pack())
 
     async def meet(self, receiver_epoch: Epoch, payload: bytes) -> bytes:
         if self._introduction is None:

@@ -89,7 +89,7 @@ class DataConnection:
         """`connection` was admitted by P. Belongs to this event loop."""
         make_blocking(connection, receive_s=SLICE_S, send_s=SLICE_S)
         self.name = name
-        self._on_broken: Callable[[TransferCut], None] = _nobody_cares
+        self._on_broken: Callable[[TransferCut], None] = _ignore
         self._loop = asyncio.get_running_loop()
         self._socket = connection
         self._asks = bytearray()
@@ -294,7 +294,7 @@ class DataConnection:
             self._loop.call_soon_threadsafe(self._on_broken, cut)
 
 
-def _nobody_cares(cut: TransferCut) -> None:
+def _ignore(cut: TransferCut) -> None:
     """Do nothing: the connection is in nobody's use."""
 
 

@@ -110,7 +110,7 @@ class ServedConnection:
                 end = num_bytes + HEADER.size + length
                 if loan is not None:
                     loans.append((end, loan))
-                    if _is_summed_up_as_it_is_sent(loan.piece):
+                    if _is_checksummed_while_sent(loan.piece):
                         summing = loan
                         continue
                 num_bytes = end
@@ -159,7 +159,7 @@ class ServedConnection:
         return state == State.ALL
 
 
-def _is_summed_up_as_it_is_sent(piece: LentPiece) -> bool:
+def _is_checksummed_while_sent(piece: LentPiece) -> bool:
     return bool(piece.unit_bytes) and isinstance(piece.views, BlockViews) and can_send()
 
 

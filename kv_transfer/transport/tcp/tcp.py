@@ -36,7 +36,7 @@ from baton.core.errors import TransferCut, TransportFailed
 from baton.core.ids import Epoch
 from baton.core.wire_security import PLAIN, WireSecurity
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
-from baton.kv_transfer.handoff.transport import LentPiece, Parcel
+from baton.kv_transfer.handoff.transport import LentPiece, PackedPiece
 from baton.kv_transfer.transport.addresses import listen
 from baton.kv_transfer.transport.control.client import AnnouncedPiece, ControlClient
 from baton.kv_transfer.transport.lent import Loans
@@ -195,9 +195,9 @@ class TcpSending:
         self._served: set[ServedConnection] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def pack(self, piece: LentPiece, request: OpenTransfer) -> Parcel:
+    async def pack(self, piece: LentPiece, request: OpenTransfer) -> PackedPiece:
         loan, lent = self._loans.lend(piece)
-        return Parcel(ticket=ticket_of(loan).pack(), lent=lent)
+        return PackedPiece(ticket=ticket_of(loan).pack(), lent=lent)
 
     async def meet(self, receiver_epoch: Epoch, payload: bytes) -> bytes:
         if not self._security.may_carry_kv(TcpTransport.name):

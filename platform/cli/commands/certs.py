@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from baton.core.errors import InvalidConfig
-from baton.platform.cli.terminal.errors import told_in_one_line
+from baton.platform.cli.terminal.errors import errors_in_one_line
 from baton.platform.security.certificate_authority import Issued, issue, make_authority
 
 AUTHORITY_DAYS = 3650
@@ -27,7 +27,7 @@ def certs(
     ] = False,
 ) -> None:
     """Make an authority, a certificate for all replicas and gateways, and a cluster token."""
-    with told_in_one_line("baton certs"):
+    with errors_in_one_line("baton certs"):
         now = datetime.now(UTC)
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ from baton.platform.chaos.live import LiveDeployment
 from baton.platform.chaos.run import Outcome, ScenarioRun
 from baton.platform.chaos.scenario import Scenario, bundled_scenarios, read_scenario
 from baton.platform.cli.options.gateway_options import AdminUrl, ApiKey, CaFile, admin_pages
-from baton.platform.cli.terminal.errors import told_in_one_line
+from baton.platform.cli.terminal.errors import errors_in_one_line
 from baton.platform.config.deployment import configure
 from baton.platform.observe.gateway_pages import GatewayPages
 from baton.platform.security.connections import load_security
@@ -72,7 +72,7 @@ def run(  # noqa: PLR0913 - one parameter an option
     Every answer must equal the one given without faults, none may hang or be lost, and afterwards
     every KV block and every token must be accounted for.
     """
-    with told_in_one_line("baton chaos"):
+    with errors_in_one_line("baton chaos"):
         planned = _with_changes(read_scenario(scenario), duration, seed)
         pages = admin_pages(url, api_key, ca_file)
         security = load_security(settled(configure(config_file, {}).security, is_tool=True))

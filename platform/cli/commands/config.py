@@ -16,7 +16,7 @@ from baton.platform.cli.options.config_options import (
     SERVE_OPTIONS,
     with_config_options,
 )
-from baton.platform.cli.terminal.errors import told_in_one_line
+from baton.platform.cli.terminal.errors import errors_in_one_line
 from baton.platform.config.deployment import configure
 from baton.platform.config.docs import is_secret, json_schema, settings
 
@@ -39,7 +39,7 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of YAML.")] = False,
 ) -> None:
     """The configuration that `baton serve` with the same options would run, secrets masked."""
-    with told_in_one_line("baton config show"):
+    with errors_in_one_line("baton config show"):
         config = configure(config_file, changes if model is None else {**changes, "model": model})
     shown = _mask(msgspec.to_builtins(config, order="deterministic"), "")
     if as_json:
@@ -61,7 +61,7 @@ def document(
     """The file for Ray's own `serve deploy`, or a RayService: what `baton deploy` sends."""
     from baton.platform.cluster.applications.serve_document import document as serve_document
 
-    with told_in_one_line("baton config document"):
+    with errors_in_one_line("baton config document"):
         config = configure(config_file, changes if model is None else {**changes, "model": model})
         typer.echo(yaml.safe_dump(serve_document(config), sort_keys=False), nl=False)
 

@@ -15,7 +15,7 @@ from baton.platform.cli.options.config_options import DEPLOY_OPTIONS, with_confi
 from baton.platform.cli.runs.application import deploy_document, told_before
 from baton.platform.cli.runs.cluster_session import connected
 from baton.platform.cli.runs.start_check import StartCheck
-from baton.platform.cli.terminal.errors import told_in_one_line
+from baton.platform.cli.terminal.errors import errors_in_one_line
 from baton.platform.cluster.applications.serve_document import application
 from baton.platform.config.deployment import DeploymentConfig, configure, override
 from baton.platform.machine.memory import read_memory
@@ -47,7 +47,7 @@ def deploy(
 ) -> None:
     """Deploy to a Ray cluster, or change the configuration of a running deployment: in place,
     unless a setting needs a restart."""
-    with told_in_one_line("baton deploy"), StartCheck() as check:
+    with errors_in_one_line("baton deploy"), StartCheck() as check:
         config = configure(config_file, changes if model is None else {**changes, "model": model})
         wanted = application(config)
         _judge(config, check)

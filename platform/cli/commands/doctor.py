@@ -13,7 +13,7 @@ from rich.console import Console
 
 from baton.core.errors import Unavailable
 from baton.platform.cli.options.gateway_options import ApiKey, CaFile, admin_pages
-from baton.platform.cli.terminal.errors import told_in_one_line, warnings_silenced
+from baton.platform.cli.terminal.errors import errors_in_one_line, warnings_silenced
 from baton.platform.config.deployment import DeploymentConfig, configure
 from baton.platform.doctor.matrix import MAX_PAIRS
 from baton.platform.observe.gateway_pages import GatewayPages
@@ -39,7 +39,7 @@ def doctor(
     transport between replicas is measured; with many replicas, for some pairs. Exits with 1 if
     anything will not work.
     """
-    with told_in_one_line("baton doctor"), warnings_silenced():
+    with errors_in_one_line("baton doctor"), warnings_silenced():
         config = configure(config_file, {})
         key = api_key or min(config.gateway.operator_keys, default=None)
         pages = admin_pages(url, key, ca_file, config.gateway)

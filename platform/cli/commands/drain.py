@@ -11,7 +11,7 @@ import typer
 from baton.core.errors import DeadlineExceeded
 from baton.core.wording import count_of
 from baton.platform.cli.options.gateway_options import AdminUrl, ApiKey, CaFile, admin_pages
-from baton.platform.cli.terminal.errors import told_in_one_line
+from baton.platform.cli.terminal.errors import errors_in_one_line
 
 POLL_S = 0.5
 
@@ -30,7 +30,7 @@ def drain(
     ] = 300.0,
 ) -> None:
     """Move all requests of a replica elsewhere, with their KV, and place nothing more there."""
-    with told_in_one_line("baton drain"):
+    with errors_in_one_line("baton drain"):
         pages = admin_pages(url, api_key, ca_file)
 
         def ask() -> int:

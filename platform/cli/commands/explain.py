@@ -9,7 +9,7 @@ from urllib.parse import quote
 import typer
 
 from baton.platform.cli.options.gateway_options import AdminUrl, ApiKey, CaFile, admin_pages
-from baton.platform.cli.terminal.errors import told_in_one_line
+from baton.platform.cli.terminal.errors import errors_in_one_line
 
 PLANNER = "planner"
 
@@ -34,7 +34,7 @@ def explain(
     planner's recent decisions and their reasons."""
     is_planner = subject == PLANNER
     path = "/debug/planner" if is_planner else f"/v1/requests/{quote(subject, safe='')}"
-    with told_in_one_line("baton explain"):
+    with errors_in_one_line("baton explain"):
         found: dict[str, Any] = admin_pages(url, api_key, ca_file).get(path)
     if is_json:
         typer.echo(json.dumps(found, indent=2))

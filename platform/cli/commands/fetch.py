@@ -9,7 +9,7 @@ import typer
 
 from baton.core.errors import CheckpointError
 from baton.platform.cli.options.completion import complete_model
-from baton.platform.cli.terminal.errors import told_in_one_line
+from baton.platform.cli.terminal.errors import errors_in_one_line
 from baton.platform.cli.terminal.progress import download_bars
 from baton.platform.models.digest import digest_of, kind_of
 from baton.platform.models.model_folder import find_model
@@ -31,7 +31,7 @@ def fetch(
     ] = False,
 ) -> None:
     """Fetch a model to this node, as a replica would, and print its folder."""
-    with told_in_one_line("baton fetch"):
+    with errors_in_one_line("baton fetch"):
         with download_bars() as bars:
             folder = find_model(model, wants_weights=weights, report=bars)
         if verify:

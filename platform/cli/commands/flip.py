@@ -11,7 +11,7 @@ from baton.core.errors import DeadlineExceeded, Unavailable
 from baton.core.replicas import Role
 from baton.core.wording import count_of
 from baton.platform.cli.options.gateway_options import AdminUrl, ApiKey, CaFile, admin_pages
-from baton.platform.cli.terminal.errors import told_in_one_line
+from baton.platform.cli.terminal.errors import errors_in_one_line
 from baton.platform.observe.gateway_pages import GatewayPages
 
 POLL_S = 0.25
@@ -35,7 +35,7 @@ def flip(
 ) -> None:
     """Drain a replica, then let it serve in the other role, without reloading."""
     began_s = time.monotonic()
-    with told_in_one_line("baton flip"):
+    with errors_in_one_line("baton flip"):
         pages = admin_pages(url, api_key, ca_file)
         told = pages.post("/debug/flip", {"replica": replica, "to": to.value})
         replica_id, num_open = str(told["replica"]), int(told["num_open"])

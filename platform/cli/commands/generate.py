@@ -22,7 +22,7 @@ from baton.platform.cli.options.config_options import (
     with_config_options,
 )
 from baton.platform.cli.options.sampling_flags import with_sampling_options
-from baton.platform.cli.terminal.errors import told_in_one_line, warnings_silenced
+from baton.platform.cli.terminal.errors import errors_in_one_line, warnings_silenced
 from baton.platform.cli.terminal.progress import download_bars
 from baton.platform.config.deployment import configure
 from baton.platform.models.draft_folder import with_draft
@@ -62,7 +62,7 @@ def generate(  # noqa: PLR0913 - one parameter an option
 ) -> None:
     """Continue prompts offline, in this process: no server, no Ray, no ports."""
     texts = list(texts_of(prompts or ["-"], sys.stdin))
-    with told_in_one_line("baton generate"):
+    with errors_in_one_line("baton generate"):
         config = configure(None, {**changes, "model": model})
         with download_bars() as bars:
             folder = find_model(model, wants_weights=config.wants_weights, report=bars)

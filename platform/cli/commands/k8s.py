@@ -15,7 +15,7 @@ import yaml
 
 from baton.core.clock import monotonic
 from baton.core.errors import InvalidConfig
-from baton.platform.cli.terminal.errors import complain, told_in_one_line
+from baton.platform.cli.terminal.errors import complain, errors_in_one_line
 from baton.platform.kubernetes.rendered import files_of, read_service
 from baton.platform.kubernetes.upgrade import (
     SERVE,
@@ -47,7 +47,7 @@ def diff(
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of lines.")] = False,
 ) -> None:
     """Predict how KubeRay applies a change: in place, with a new cluster, or not at all."""
-    with told_in_one_line("baton k8s diff"):
+    with errors_in_one_line("baton k8s diff"):
         before, after = (read_service(files_of(one), chart) for one in (old, new))
         _check_configuration(after.spec, new)
     of_spec = predict(before.spec, after.spec, has_new_operator=new_operator)
@@ -88,7 +88,7 @@ def leave(
         os._exit(1)
 
     # The error is printed before the connection is closed, since that may hang, too.
-    with hard_limit(seconds, end), ExitStack() as connection, told_in_one_line(command):
+    with hard_limit(seconds, end), ExitStack() as connection, errors_in_one_line(command):
         with hard_limit(ANSWERED_WITHIN_S if head else seconds, end):
             node = connection.enter_context(own_node(end))
         # A second to say what is left.
@@ -118,7 +118,7 @@ def follow(
     where planner.nodes is kuberay."""
     from baton.platform.cli.runs.follow import FollowOptions, run_follow
 
-    with told_in_one_line("baton k8s follow"):
+    with errors_in_one_line("baton k8s follow"):
         run_follow(
             FollowOptions(
                 service=service,

@@ -10,7 +10,7 @@ import typer
 from baton.core.errors import InvalidRequest
 from baton.platform.cli.options.cluster_options import APP_NAME, AppName, RayAddress
 from baton.platform.cli.runs.cluster_session import connected
-from baton.platform.cli.terminal.errors import told_in_one_line
+from baton.platform.cli.terminal.errors import errors_in_one_line
 
 FOLLOW_S = 1.0
 
@@ -25,7 +25,7 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes.")] = False,
 ) -> None:
     """Print the logs that Ray Serve keeps of replicas that are there."""
-    with told_in_one_line("baton logs"), connected(address):
+    with errors_in_one_line("baton logs"), connected(address):
         ends: dict[str, int] = {}
         while True:
             _print_new(app_name, of.lower(), lines, ends)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from baton.platform.cli.terminal.errors import told_in_one_line
+from baton.platform.cli.terminal.errors import errors_in_one_line
 
 if TYPE_CHECKING:  # torch is imported when the command runs
     from baton.platform.models.model_listing import ListedModel
@@ -26,7 +26,7 @@ def models(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List models that come with Baton or are in the Hugging Face cache."""
-    with told_in_one_line("baton models"):
+    with errors_in_one_line("baton models"):
         if families:
             _show_families(is_json=as_json)
         else:

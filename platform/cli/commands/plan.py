@@ -14,7 +14,7 @@ from baton.platform.cli.options.config_options import (
     with_config_options,
 )
 from baton.platform.cli.options.load_options import panel
-from baton.platform.cli.terminal.errors import told_in_one_line, warnings_silenced
+from baton.platform.cli.terminal.errors import errors_in_one_line, warnings_silenced
 from baton.platform.config.deployment import configure
 from baton.platform.models.draft_folder import with_draft
 from baton.platform.models.model_folder import find_model
@@ -68,7 +68,7 @@ def layout(  # noqa: PLR0913 - one parameter an option
     All layouts on up to --ranks ranks side by side; or, if one is given, its transfers one by one.
     Nothing but the model's config.json is read, and nothing is started.
     """
-    with told_in_one_line("baton plan layout"):
+    with errors_in_one_line("baton plan layout"):
         config = configure(None, {**changes, "model": model})
         folder = find_model(model, wants_weights=False)
         config = with_draft(config, folder, wants_weights=False)
@@ -168,7 +168,7 @@ def size(  # noqa: PLR0913 - one parameter an option
     Memory, rooflines, layouts, replicas of both roles, times, cost, and a configuration. Nothing
     but the model's config.json is read, and nothing is started.
     """
-    with told_in_one_line("baton plan size"):
+    with errors_in_one_line("baton plan size"):
         from baton.platform.cli.runs.plan_size import Job, run  # torch is imported from here on
         from baton.platform.planner.capacity import Load, Promise
 

@@ -14,7 +14,7 @@ from baton.platform.cli.options.config_options import (
     SPECULATION_OPTIONS,
     with_config_options,
 )
-from baton.platform.cli.terminal.errors import told_in_one_line, warnings_silenced
+from baton.platform.cli.terminal.errors import errors_in_one_line, warnings_silenced
 from baton.platform.cli.terminal.progress import download_bars
 from baton.platform.config.deployment import configure
 from baton.platform.models.draft_folder import with_draft
@@ -45,7 +45,7 @@ def profile(
     something to guess, and what became of drafts is told. On a GPU torch's profiler watches, and
     its trace is written.
     """
-    with told_in_one_line("baton profile"):
+    with errors_in_one_line("baton profile"):
         config = configure(None, {**changes, "model": model})
         with download_bars() as bars:
             folder = find_model(model, wants_weights=config.wants_weights, report=bars)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from baton.platform.cli.options.load_options import InTime, JsonFile
-from baton.platform.cli.terminal.errors import told_in_one_line
+from baton.platform.cli.terminal.errors import errors_in_one_line
 
 
 def replay(
@@ -33,7 +33,7 @@ def replay(
     fast as they last said they do, one after the other, and begin with empty caches. The captured
     policy tells how far that is from what came.
     """
-    with told_in_one_line("baton replay"):
+    with errors_in_one_line("baton replay"):
         from baton.platform.cli.runs.replay import run  # numpy and the router from here on
 
         run(capture, policy or [], slo_ttft, json_file)

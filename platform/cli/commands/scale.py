@@ -10,7 +10,7 @@ from baton.core.errors import InvalidConfig
 from baton.platform.cli.options.cluster_options import APP_NAME, AppName, RayAddress
 from baton.platform.cli.runs.application import scale as scale_application
 from baton.platform.cli.runs.cluster_session import connected
-from baton.platform.cli.terminal.errors import told_in_one_line
+from baton.platform.cli.terminal.errors import errors_in_one_line
 
 
 def scale(
@@ -32,7 +32,7 @@ def scale(
     ] = True,
 ) -> None:
     """Set the numbers of replicas of pools. Removed replicas are drained: no request is lost."""
-    with told_in_one_line("baton scale"):
+    with errors_in_one_line("baton scale"):
         wanted = dict(map(_count, counts))
         with connected(address):
             scale_application(app_name, wanted, hold_s=hold, waits=wait)

@@ -18,7 +18,7 @@ from baton.platform.cli.options.config_options import SERVE_OPTIONS, with_config
 from baton.platform.cli.runs.process_session import run_in_session
 from baton.platform.cli.runs.serve import run
 from baton.platform.cli.runs.start_check import StartCheck
-from baton.platform.cli.terminal.errors import told_in_one_line
+from baton.platform.cli.terminal.errors import errors_in_one_line
 from baton.platform.cli.terminal.progress import download_bars
 from baton.platform.config.deployment import DeploymentConfig, configure, override
 from baton.platform.doctor.process_room import check_process_room
@@ -49,7 +49,7 @@ def serve(
 ) -> None:
     """Serve a model: OpenAI-compatible HTTP and gRPC, prefill and decode in separate processes."""
     with StartCheck() as check:
-        with told_in_one_line("baton serve"):
+        with errors_in_one_line("baton serve"):
             config = configure(
                 config_file, changes if model is None else {**changes, "model": model}
             )
@@ -73,7 +73,7 @@ def serve(
             check_process_room(config, memory)
         check.ask(config, folder, memory)
         if only_check:
-            with told_in_one_line("baton serve"):
+            with errors_in_one_line("baton serve"):
                 typer.echo(check.warning() or f"{config.model_name} would start")
             return
         grace_s = 2 * config.health.drain_s + 30.0

@@ -11,7 +11,7 @@ import typer
 from baton.core.errors import InvalidConfig
 from baton.platform.cli.options.gateway_options import ApiKey, CaFile
 from baton.platform.cli.options.load_options import InTime, JsonFile, PlotFile, of_output, panel
-from baton.platform.cli.terminal.errors import told_in_one_line
+from baton.platform.cli.terminal.errors import errors_in_one_line
 
 of_replicas, of_load = panel("Replicas"), panel("Load and policies")
 of_fleet, of_planner = panel("A fleet, with tokens"), panel("Pools that follow the load")
@@ -155,7 +155,7 @@ def simulate(  # noqa: PLR0913 - one parameter an option
     are the engine's scheduler and blocks, with handoffs; only step times are modelled. A trace of
     sessions is a closed loop: a turn comes a gap after the previous answer.
     """
-    with told_in_one_line("baton simulate"):
+    with errors_in_one_line("baton simulate"):
         from baton.platform.cli.runs.simulate import Job, play_pool, run  # numpy from here on
         from baton.platform.simulator.setup import Setup, SloClass
 

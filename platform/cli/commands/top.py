@@ -13,7 +13,7 @@ from rich.live import Live
 from baton.platform.cli.options.cluster_options import RayAddress
 from baton.platform.cli.runs.cluster_session import connected
 from baton.platform.cli.terminal.application_table import application_table
-from baton.platform.cli.terminal.errors import told_in_one_line
+from baton.platform.cli.terminal.errors import errors_in_one_line
 
 PERIOD_S = 2.0
 GATEWAY_TIMEOUT_S = 5.0
@@ -27,7 +27,7 @@ def top(
 ) -> None:
     """Show the applications of a Ray cluster: replicas, their nodes, state and load."""
     console = Console()
-    with told_in_one_line("baton top"), connected(address):
+    with errors_in_one_line("baton top"), connected(address):
         if as_json:
             typer.echo(msgspec.json.encode(_look(app_name)).decode())
         elif once or not console.is_terminal:

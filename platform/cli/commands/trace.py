@@ -9,7 +9,7 @@ import typer
 
 from baton.platform.cli.options.completion import complete_model
 from baton.platform.cli.options.config_options import MODEL_OPTIONS, with_config_options
-from baton.platform.cli.terminal.errors import told_in_one_line, warnings_silenced
+from baton.platform.cli.terminal.errors import errors_in_one_line, warnings_silenced
 from baton.platform.cli.terminal.progress import download_bars
 from baton.platform.config.deployment import configure
 from baton.platform.models.model_folder import find_model
@@ -46,7 +46,7 @@ def trace(  # noqa: PLR0913 - one parameter an option
     """Show a prompt's forward pass: tokens, shapes, the cost of each stage, the last token's
     attention, chosen experts, and each layer's prediction (logit lens).
     """
-    with told_in_one_line("baton trace"):
+    with errors_in_one_line("baton trace"):
         config = configure(None, {**changes, "model": model})
         with download_bars() as bars:
             folder = find_model(model, wants_weights=config.wants_weights, report=bars)

@@ -9,7 +9,7 @@ import typer
 from baton.platform.cli.options.cluster_options import APP_NAME, AppName, RayAddress
 from baton.platform.cli.runs.application import undeploy as end_application
 from baton.platform.cli.runs.cluster_session import connected
-from baton.platform.cli.terminal.errors import told_in_one_line
+from baton.platform.cli.terminal.errors import errors_in_one_line
 
 
 def undeploy(
@@ -18,6 +18,6 @@ def undeploy(
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait until it has ended.")] = 180.0,
 ) -> None:
     """Finish the requests of an application, and end it."""
-    with told_in_one_line("baton undeploy"), connected(address):
+    with errors_in_one_line("baton undeploy"), connected(address):
         end_application(app_name, wait)
     typer.echo(f"{app_name} has ended")

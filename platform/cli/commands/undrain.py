@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from baton.platform.cli.options.gateway_options import AdminUrl, ApiKey, CaFile, admin_pages
-from baton.platform.cli.terminal.errors import told_in_one_line
+from baton.platform.cli.terminal.errors import errors_in_one_line
 
 
 def undrain(
@@ -17,6 +17,6 @@ def undrain(
     ca_file: CaFile = None,
 ) -> None:
     """Let a drained replica take requests again, with the weights and the KV that it has."""
-    with told_in_one_line("baton undrain"):
+    with errors_in_one_line("baton undrain"):
         admin_pages(url, api_key, ca_file).post("/debug/undrain", {"replica": replica})
     typer.echo(f"{replica} takes requests again")

@@ -13,7 +13,7 @@ from baton.platform.cli.options.config_options import (
     ConfigOption,
     with_config_options,
 )
-from baton.platform.cli.terminal.errors import told_in_one_line, warnings_silenced
+from baton.platform.cli.terminal.errors import errors_in_one_line, warnings_silenced
 from baton.platform.cli.terminal.progress import download_bars
 from baton.platform.config.deployment import configure
 from baton.platform.models.draft_folder import with_draft
@@ -61,7 +61,7 @@ def verify(
     The dtype is float32 unless --dtype is given: narrower dtypes round differently in other
     batches, which can change a token where two are nearly equally probable.
     """
-    with told_in_one_line("baton verify"):
+    with errors_in_one_line("baton verify"):
         config = configure(None, {"dtype": "float32", **changes, "model": model})
         with download_bars() as bars:
             folder = find_model(model, wants_weights=config.wants_weights, report=bars)

@@ -55,7 +55,7 @@ ENGINE_OPTIONS = (
     ConfigOption("--max-running", ENGINE, _both("scheduler.max_running")),
     ConfigOption("--max-batch-tokens", ENGINE, _both("scheduler.max_batch_tokens")),
     ConfigOption("--prefill-chunk", ENGINE, _both("scheduler.prefill_chunk")),
-    ConfigOption("--step-ahead", ENGINE, _both("scheduler.step_ahead")),
+    ConfigOption("--async-scheduling", ENGINE, _both("scheduler.async_scheduling")),
     ConfigOption("--block-size", ENGINE, _both("cache.block_size")),
     ConfigOption("--kv-cache-dtype", ENGINE, _both("cache.kv_dtype")),
     ConfigOption("--num-blocks", ENGINE, _both("cache.num_blocks")),

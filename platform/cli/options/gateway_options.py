@@ -10,7 +10,7 @@ import typer
 from baton.core.errors import Unavailable
 from baton.gateway.access.config import GatewayConfig
 from baton.platform.observe.gateway_pages import GatewayPages, gateway_url, reachable
-from baton.platform.observe.listeners import first_listening, strangers_at
+from baton.platform.observe.listeners import first_listening, foreign_listeners
 
 AdminUrl = Annotated[
     str | None,
@@ -48,7 +48,7 @@ def _here(config: GatewayConfig, api_key: str | None) -> str:
     found = first_listening(reachable(host), port) if port else 0
     url = gateway_url(config, host, found)
     is_proven = bool(config.tls_cert_file)
-    if api_key and not is_proven and (strangers := strangers_at(found)):
+    if api_key and not is_proven and (strangers := foreign_listeners(found)):
         raise Unavailable(
             f"the process at {url} belongs to another user (uid {min(strangers)}) and would "
             f"receive the API key; if it is the gateway, give --url {url}"

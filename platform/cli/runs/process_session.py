@@ -43,7 +43,7 @@ def run_in_session(run: Callable[[], int], *, stop_grace_s: float) -> int:
     num_signals = 0
     asked_at = 0.0
 
-    def ask_to_stop(signum: int, frame: FrameType | None) -> None:
+    def request_stop(signum: int, frame: FrameType | None) -> None:
         nonlocal num_signals, asked_at
         num_signals += 1
         asked_at = asked_at or time.monotonic()
@@ -53,7 +53,7 @@ def run_in_session(run: Callable[[], int], *, stop_grace_s: float) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
     child.start()
     assert child.pid is not None
-    previous = {signum: signal.signal(signum, ask_to_stop) for signum in HANDLED}
+    previous = {signum: signal.signal(signum, request_stop) for signum in HANDLED}
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
     try:
         while child.is_alive():

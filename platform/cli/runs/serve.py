@@ -45,7 +45,7 @@ from baton.platform.cluster.local_cluster import (
 )
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.machine.child_processes import descendants, end
-from baton.platform.machine.interpreter import collector_at_rest
+from baton.platform.machine.interpreter import without_garbage_collection
 from baton.platform.observe.gateway_pages import gateway_url, reachable
 from baton.platform.observe.logs import Lines, start_log
 
@@ -164,7 +164,7 @@ def _in_background(function: Callable[[], None]) -> Future[None]:
 
 
 def _start_ray(config: DeploymentConfig, worker_log: WorkerLog, node_log: NodeLog) -> None:
-    with collector_at_rest():
+    with without_garbage_collection():
         importing = _in_background(_import_serve)
         try:
             _join_or_start(config)

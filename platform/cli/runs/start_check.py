@@ -123,7 +123,7 @@ def judge_by_shapes(question: Question) -> Verdict | None:
         return None
 
 
-def _begin_again_with_torch(line: bytes) -> NoReturn:
+def _restart_with_torch(line: bytes) -> NoReturn:
     with _nameless_file() as asked:
         asked.write(line)
         asked.seek(0)
@@ -145,7 +145,7 @@ def main(arguments: Sequence[str]) -> None:
     question = msgspec.json.decode(line, type=Question)
     verdict = judge(question) if WITH_TORCH in arguments else judge_by_shapes(question)
     if verdict is None:
-        _begin_again_with_torch(line)
+        _restart_with_torch(line)
     sys.stdout.buffer.write(msgspec.json.encode(verdict) + b"\n")
     sys.stdout.buffer.flush()
 

@@ -80,7 +80,7 @@ def status_of(error: BatonError) -> int:
 
 
 @contextmanager
-def told_in_one_line(command: str) -> Iterator[None]:
+def errors_in_one_line(command: str) -> Iterator[None]:
     """Turn Baton's errors into one line and an exit status."""
     try:
         yield

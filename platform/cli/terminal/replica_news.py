@@ -46,10 +46,10 @@ class ReplicaNews:
         between = {one: role for one, role in before.items() if one in starting - now.keys()}
         self._role_by_replica = {**now, **between}
         wanted = after_flips(self._wanted, (*known.replicas, *known.starting))
-        return [*_gone_and_come(before, now, between, wanted), *_flipped(before, now)]
+        return [*_left_and_joined(before, now, between, wanted), *_flipped(before, now)]
 
 
-def _gone_and_come(
+def _left_and_joined(
     before: Mapping[ReplicaId, Role],
     now: Mapping[ReplicaId, Role],
     between: Mapping[ReplicaId, Role],

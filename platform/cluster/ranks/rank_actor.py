@@ -18,10 +18,10 @@ from baton.core.replicas import StartingReplica
 from baton.platform.cluster.actor_log import start_actor_log
 from baton.platform.cluster.nodes.node_model import assigned_here
 from baton.platform.cluster.own_address import own_address
-from baton.platform.cluster.ranks.rank_seats import own_seat, read_links
+from baton.platform.cluster.ranks.rank_order import own_location, read_links
 from baton.platform.config.deployment import DeploymentConfig
-from baton.platform.machine.interpreter import spare_what_stays
-from baton.platform.machine.link_matrix import Seat
+from baton.platform.machine.interpreter import freeze_present_objects
+from baton.platform.machine.link_matrix import DeviceLocation
 from baton.platform.observe.logs import set_level
 from baton.platform.replica.assignment import Assignment
 from baton.platform.replica.startup import IMPORTING, Startup
@@ -66,7 +66,7 @@ class RankActor:
             await life.answer_probes(host)
             await life.load(await asyncio.to_thread(join, meeting, rank))
             await life.serve(host)
-        spare_what_stays()
+        freeze_present_objects()
         await self._has_left.wait()
 
     async def reconfigure(self, config: DeploymentConfig) -> None:
@@ -87,8 +87,8 @@ class RankActor:
             await asyncio.to_thread(closing(self._life.engine.runner))
         self._has_left.set()
 
-    async def seat(self, device: str) -> Seat:
-        return own_seat(device)
+    async def location(self, device: str) -> DeviceLocation:
+        return own_location(device)
 
     async def read_links(self) -> tuple[str, str]:
         return read_links()

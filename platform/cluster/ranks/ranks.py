@@ -3,7 +3,7 @@
     replica   rank 0, leads: engine, worker, server          first bundle
     rank 1..  follow: further ranks, no port                 one bundle each, on the same node;
                                                              by its links:
-                                                             platform/machine/seating.py
+                                                             platform/machine/rank_placement.py
 
     data 2    the first rank of each engine leads: it serves beside the replica, under a name and at
               an address of its own          one bundle an engine: they may be on unlike nodes
@@ -29,7 +29,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from baton.engine.mesh.mesh import Mesh
 from baton.platform.cluster.ranks.rank_actor import RankActor, closing
-from baton.platform.cluster.ranks.rank_seats import by_rank, own_seat
+from baton.platform.cluster.ranks.rank_order import by_rank, own_location
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.replica.assignment import Assignment
 
@@ -86,9 +86,9 @@ class OtherRanks:
         )
         return "; ".join(end.result() for end in done)
 
-    def share_fate(self) -> None:
+    def end_with_ranks(self) -> None:
         """From now on this process ends as soon as one of them ends."""
-        self._fate = asyncio.create_task(self._end_with_them())
+        self._fate = asyncio.create_task(self._await_first_end())
 
     async def reconfigure(self, config: DeploymentConfig) -> None:
         """Reconfigure the leads; a rank that is gone ends all of them anyway."""
@@ -112,7 +112,7 @@ class OtherRanks:
         for actor in self._actors:
             ray.kill(actor)
 
-    async def _end_with_them(self) -> None:
+    async def _await_first_end(self) -> None:
         silences = [
             asyncio.create_task(_silence_of(rank, actor))
             for rank, actor in enumerate(self._actors, start=1)
@@ -132,7 +132,7 @@ async def call_others(assignment: Assignment, host: str) -> OtherRanks | None:
     if mesh.size == 1:
         return None
     device = find_device(assignment.config.device)
-    actors = await by_rank(mesh, device, own_seat(device), _start_actors(assignment))
+    actors = await by_rank(mesh, device, own_location(device), _start_actors(assignment))
     listener = listen(host)
     meeting = Rendezvous(
         host=host,
@@ -164,15 +164,15 @@ def _start_actors(assignment: Assignment) -> list[Any]:
     bundle, _ = bundles_of(pool.parallel.mesh)
     return [
         actor.options(
-            name=assignment.actor_name(seat),
+            name=assignment.actor_name(process),
             namespace=NAMESPACE,
             num_cpus=pool.resources.num_cpus,
             num_gpus=pool.resources.num_gpus,
             scheduling_strategy=PlacementGroupSchedulingStrategy(
-                group, placement_group_bundle_index=seat // bundle
+                group, placement_group_bundle_index=process // bundle
             ),
-        ).remote(assignment.actor_name(seat))
-        for seat in range(1, pool.parallel.size)
+        ).remote(assignment.actor_name(process))
+        for process in range(1, pool.parallel.size)
     ]
 
 

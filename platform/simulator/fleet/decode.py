@@ -294,7 +294,7 @@ class DecodeReplica:
         self._send(lambda: client.give(frame))
 
     def _publish(self) -> None:
-        self._updates.tell_of_blocks(self.engine.events)
+        self._updates.report_kv_events(self.engine.events)
         engine, num_running = self.engine, self.engine.num_running
         num_open = Counter(gateway for _, gateway in self._open.values())
         used = {gateway: num_open[gateway] for gateway in self._updates.gateways}

@@ -1,6 +1,6 @@
 """What a simulated gateway knows of its replicas: what they told, what it has sent them.
 
-    hear, hear_of_blocks --> links, candidates, index --> view
+    hear, on_kv_events --> links, candidates, index --> view
     sent, got_first_token, ended                      --> bookings, blocks on their way
 
 What a live gateway does with each word of a replica, `baton.gateway.fleet.fleet` says; here it is
@@ -123,7 +123,7 @@ class FleetView:
             candidate.hear(capacity.num_queued_tokens, num_running, self._event_queue.now)
         self._demand(link, link.wanted.num_requests, link.wanted.num_tokens)
 
-    def hear_of_blocks(self, epoch: Epoch, events: KvEvents) -> None:
+    def on_kv_events(self, epoch: Epoch, events: KvEvents) -> None:
         if epoch in self._links:
             self._index.apply(epoch, events)
 

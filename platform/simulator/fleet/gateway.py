@@ -2,7 +2,7 @@ r"""A simulated gateway: the router's own placer on reported state.
 
 come --> refused: over its tenant's limits, or too many wait
      \-> outside, in order --> placed at once, or in line for a prefill replica --> sent
-hear, hear_of_blocks --> FleetView --> soon after: whose turn is it now?
+hear, on_kv_events --> FleetView --> soon after: whose turn is it now?
 """
 
 from __future__ import annotations
@@ -146,10 +146,10 @@ class SimulatedGateway:
         self._known.hear(epoch, capacity)
         self._change()
 
-    def hear_of_blocks(self, epoch: Epoch, events: KvEvents) -> None:
+    def on_kv_events(self, epoch: Epoch, events: KvEvents) -> None:
         if self._is_dead:
             return
-        self._known.hear_of_blocks(epoch, events)
+        self._known.on_kv_events(epoch, events)
 
     def give(self, frame: Mapping[Turn, int]) -> None:
         """Tokens of some requests have come from their replica."""

@@ -167,7 +167,7 @@ class PrefillReplica:
         self._send(lambda: receiver.got_first_token(handoff))
 
     def _publish(self) -> None:
-        self._updates.tell_of_blocks(self.engine.events)
+        self._updates.report_kv_events(self.engine.events)
         pending: Counter[int] = Counter()
         computed: Counter[int] = Counter()
         for handoff, _ in self._handoffs.values():

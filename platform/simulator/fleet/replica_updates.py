@@ -24,7 +24,7 @@ class Listener(Protocol):
 
     def hear(self, epoch: Epoch, capacity: Capacity) -> None: ...
 
-    def hear_of_blocks(self, epoch: Epoch, events: KvEvents) -> None: ...
+    def on_kv_events(self, epoch: Epoch, events: KvEvents) -> None: ...
 
 
 class _Subscriber:
@@ -52,9 +52,9 @@ class ReplicaUpdates:
 
     def join(self, number: int, gateway: Listener, pool: BlockPool, log: KvEventLog) -> None:
         """From now on it is told of what is new; of what is cached already, a snapshot."""
-        self.tell_of_blocks(log)
+        self.report_kv_events(log)
         names = KvEvent(KvChange.STORED, b"".join(pool.prefixes.names()))
-        gateway.hear_of_blocks(
+        gateway.on_kv_events(
             self._epoch,
             KvEvents(first_sequence=self._next_sequence, events=(names,), is_snapshot=True),
         )
@@ -74,7 +74,7 @@ class ReplicaUpdates:
                 subscriber.is_word_due = True
                 self._event_queue.after(COALESCE_S, self._due(subscriber))
 
-    def tell_of_blocks(self, log: KvEventLog) -> None:
+    def report_kv_events(self, log: KvEventLog) -> None:
         if not log.flush():
             return
         events = log.read(self._next_sequence)
@@ -101,4 +101,4 @@ class ReplicaUpdates:
         )
 
     def _heard(self, subscriber: _Subscriber, events: KvEvents) -> Callable[[], None]:
-        return lambda: subscriber.listener.hear_of_blocks(self._epoch, events)
+        return lambda: subscriber.listener.on_kv_events(self._epoch, events)

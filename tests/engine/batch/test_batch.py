@@ -76,7 +76,7 @@ def test_tensors_begin_where_kernels_are_compiled_for() -> None:
 
     for each in (
         *(batch.output_rows, sequences.positions, sequences.query_starts),
-        *(sequences.context_lens, sequences.block_tables, sequences.lanes),
+        *(sequences.context_lens, sequences.block_tables, sequences.open_slots),
     ):
         assert each is not None
         assert (each.data_ptr() - start) % 16 == 0

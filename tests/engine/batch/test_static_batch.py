@@ -89,7 +89,7 @@ def test_chunks_that_cannot_be_computed_are_refused(chunk: Chunk) -> None:
 def test_the_turns_of_a_decoding_are_what_batches_made_for_them_would_be() -> None:
     static = make_static_batch()
     tables = [[7], [3, 8], [1]]
-    decoding = Decoding(tokens=[1, 2, 3], positions=[1, 6, 3], tables=tables, lanes=[4, 0, 2])
+    decoding = Decoding(tokens=[1, 2, 3], positions=[1, 6, 3], tables=tables, open_slots=[4, 0, 2])
 
     for turn in range(14):
         grown = [row for row, first in enumerate((1, 6, 3)) if turn and (first + turn) % 4 == 0]
@@ -113,7 +113,7 @@ def test_tokens_that_only_the_device_knows_are_never_asked_for() -> None:
 
     static = make_static_batch()
     tables = [[7], [3, 8]]
-    decoding = Drawn(tokens=[1, 2], positions=[2, 6], tables=tables, lanes=[0, 1])
+    decoding = Drawn(tokens=[1, 2], positions=[2, 6], tables=tables, open_slots=[0, 1])
     static.fill(decoding)
 
     for turn in range(1, 8):
@@ -131,7 +131,7 @@ def test_tokens_that_only_the_device_knows_are_never_asked_for() -> None:
 def test_a_decoding_that_outgrows_its_place_does_not_fit_any_more() -> None:
     static = make_static_batch(max_blocks=1)
     tables = [[7]]
-    decoding = Decoding(tokens=[1], positions=[3], tables=tables, lanes=[0])
+    decoding = Decoding(tokens=[1], positions=[3], tables=tables, open_slots=[0])
     static.fill(decoding)
 
     tables[0].append(2)

@@ -243,9 +243,9 @@ class PoolMachine(RuleBasedStateMachine):
         self.clock.advance(seconds)
 
     @rule(salt=SALTS)
-    def give_way(self, salt: bytes) -> None:
+    def evict_pin(self, salt: bytes) -> None:
         before, num_pins = self.pool.census(), len(self.pool.prefixes.pins)
-        if self.pool.supply.give_way(salt.decode()):
+        if self.pool.supply.evict_pin(salt.decode()):
             assert len(self.pool.prefixes.pins) == num_pins - 1
             self.certain_until.clear()
         assert self.pool.census() == before

@@ -179,10 +179,10 @@ def test_a_running_request_takes_the_blocks_of_pins_rather_than_wait() -> None:
     running = world.hold("running", 6)
 
     assert not world.pool.grow(running, 7 * BLOCK_SIZE)
-    assert world.pool.supply.give_way("")
+    assert world.pool.supply.evict_pin("")
     assert world.pool.grow(running, 7 * BLOCK_SIZE)
-    assert world.pool.supply.counters.num_given_way == 1
-    assert not world.pool.supply.give_way("")
+    assert world.pool.supply.counters.num_evicted == 1
+    assert not world.pool.supply.evict_pin("")
 
 
 def test_pins_of_referenced_blocks_stand_in_nobodys_way() -> None:
@@ -190,7 +190,7 @@ def test_pins_of_referenced_blocks_stand_in_nobodys_way() -> None:
     holder = world.hold("pinned", 4)
     world.pool.pin(holder, 4 * BLOCK_SIZE, TTL_S)
 
-    assert not world.pool.supply.give_way("")
+    assert not world.pool.supply.evict_pin("")
     assert world.pool.prefixes.pins.num_names == 4
 
 
@@ -255,9 +255,9 @@ def test_pins_of_a_tenant_at_its_limit_give_way_to_it_and_others_do_not() -> Non
     running = world.hold("running", 2, tenant="a")
 
     assert not world.pool.grow(running, 3 * BLOCK_SIZE)
-    assert world.pool.supply.give_way("a")
+    assert world.pool.supply.evict_pin("a")
     assert world.pool.grow(running, 4 * BLOCK_SIZE)
-    assert not world.pool.supply.give_way("a")
+    assert not world.pool.supply.evict_pin("a")
     assert world.num_cached("other", 2, tenant="b") == 2
 
 
@@ -279,5 +279,5 @@ def test_a_pin_of_another_tenants_gives_way_to_whoever_has_its_blocks_on_its_acc
         return world.pool.reserve(holder, prompt_of("other", 5), b"") is not None
 
     assert not takes_all()
-    assert world.pool.supply.give_way("")
+    assert world.pool.supply.evict_pin("")
     assert takes_all()

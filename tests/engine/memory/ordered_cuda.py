@@ -1,7 +1,7 @@
 """CUDA's streams and events as far as they order work: who has to come after whom.
 
     cuda.launch("pass")     on this thread's current stream
-    cuda.behind()           all that this stream's next work comes after
+    cuda.predecessors()     all that this stream's next work comes after
     cuda.awaited()          all that is over, as far as this host knows
 
 What is launched is done at once, on CPU tensors; whether it might not have been is asked of these
@@ -77,7 +77,7 @@ class OrderedCuda:
     def launch(self, name: str) -> None:
         self.current_stream().work.add(name)
 
-    def behind(self) -> set[str]:
+    def predecessors(self) -> set[str]:
         return set(self.current_stream().work)
 
     def awaited(self) -> set[str]:

@@ -48,7 +48,7 @@ def test_bytes_are_read_behind_their_layer_and_before_the_next(
     seen: list[set[str]] = []
 
     def gather(numbers: Tensor) -> Tensor:
-        seen.append(cuda.behind())
+        seen.append(cuda.predecessors())
         cuda.launch("gathering")
         return torch.zeros(len(numbers), 8, dtype=torch.uint8)
 
@@ -70,11 +70,11 @@ def test_blocks_are_written_behind_all_passes_whatever_stream_the_caller_is_on(
     prepared: list[set[str]] = []
 
     def prepare() -> Tensor:
-        prepared.append(cuda.behind())
+        prepared.append(cuda.predecessors())
         return torch.zeros(8, dtype=torch.uint8)
 
     def scatter(staged: Tensor) -> None:
-        seen.append(cuda.behind())
+        seen.append(cuda.predecessors())
         cuda.launch("scattering")
 
     def write() -> None:

@@ -96,7 +96,7 @@ def test_turns_of_a_decoding_are_what_the_model_computes(folder: Path, num_reque
             tokens=[chunk.tokens[0] for chunk in first],
             positions=[chunk.start for chunk in first],
             tables=[list(chunk.blocks) for chunk in first],
-            lanes=list(range(num_requests)),
+            open_slots=list(range(num_requests)),
         )
         logits = []
         for turn in range(6):

@@ -31,10 +31,12 @@ def some_prompts(*lengths: int) -> Prompts:
 FEW, MANY = some_prompts(3), some_prompts(1, 9, 22, 30, 12)
 
 
-RESTLESS = replace(CONFIG, scheduler=replace(CONFIG.scheduler, step_ahead="on"), rebalance_passes=3)
+RESTLESS = replace(
+    CONFIG, scheduler=replace(CONFIG.scheduler, async_scheduling="on"), rebalance_passes=3
+)
 CASES: dict[str, tuple[str, Mesh, EngineConfig]] = {
     "mixtral, DP2 x EP2": ("mixtral", Mesh(data=2, expert=2), CONFIG),
-    "mixtral, a step ahead, with copies that move": (
+    "mixtral, async, with copies that move": (
         "mixtral",
         Mesh(data=2, expert=2, redundant_experts=1),
         RESTLESS,
@@ -47,7 +49,7 @@ CASES: dict[str, tuple[str, Mesh, EngineConfig]] = {
 }
 
 FAR_APART = {
-    "mixtral, a step ahead, with copies that move",
+    "mixtral, async, with copies that move",
     "deepseek v4, DP2 x EP2",
 }
 

@@ -30,7 +30,7 @@ CONFIG = EngineConfig(
 )
 NARROW_KV = replace(CONFIG, cache=replace(CONFIG.cache, kv_dtype="int8"))
 INT4_KV = replace(CONFIG, cache=replace(CONFIG.cache, kv_dtype="int4"))
-AHEAD = replace(CONFIG, scheduler=replace(CONFIG.scheduler, step_ahead="on"))
+ASYNC = replace(CONFIG, scheduler=replace(CONFIG.scheduler, async_scheduling="on"))
 IN_PIECES = replace(CONFIG, scheduler=replace(CONFIG.scheduler, micro_batch_tokens=3))
 TWO, STAGES, STAGES_OF_TWO = Mesh(tensor=2), Mesh(pipeline=2), Mesh(tensor=2, pipeline=2)
 PROMPTS = [[(7 * place + start) % 60 + 3 for place in range(3 + 9 * start)] for start in range(4)]
@@ -76,15 +76,15 @@ def told(engine: Engine) -> dict[str, Told]:
 
 CASES: dict[str, tuple[Callable[[Path], Path], EngineConfig, Mesh]] = {
     "llama on two": (make_llama, CONFIG, TWO),
-    "llama on two, a step ahead": (make_llama, AHEAD, TWO),
+    "llama on two, async": (make_llama, ASYNC, TWO),
     "llama in two stages": (make_llama, IN_PIECES, STAGES),
     "deepseek v3 on two": (make_deepseek_v3, CONFIG, TWO),
-    "deepseek v3 on two, a step ahead": (make_deepseek_v3, AHEAD, TWO),
+    "deepseek v3 on two, async": (make_deepseek_v3, ASYNC, TWO),
     "deepseek v3, two stages of two": (make_deepseek_v3, IN_PIECES, STAGES_OF_TWO),
 }
 
 
-FAR_APART = {"llama on two, a step ahead", "llama in two stages", "deepseek v3 on two"}
+FAR_APART = {"llama on two, async", "llama in two stages", "deepseek v3 on two"}
 
 
 @pytest.mark.parametrize("case", with_wide(CASES, FAR_APART))

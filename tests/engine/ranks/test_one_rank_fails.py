@@ -25,7 +25,7 @@ from baton.engine.cache_plan import plan_cache
 from baton.engine.checkpoint.load import load_model
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.mesh import attempt
-from baton.engine.mesh.attempt import RanksApart, said_by_all, tried_by_all
+from baton.engine.mesh.attempt import RanksApart, collective_attempt, gather_numbers
 from baton.engine.mesh.ranks import MeshGroups
 from baton.engine.passes import pass_memory
 from baton.engine.passes.captured_model import CapturedModel
@@ -157,12 +157,12 @@ def test_a_rank_that_says_nothing_is_not_waited_for_without_end(
             return []
         reasons = []
         for error in (None, NO_MEMORY):
-            with pytest.raises(RanksApart) as found, tried_by_all(groups.engine):
+            with pytest.raises(RanksApart) as found, collective_attempt(groups.engine):
                 if error is not None:
                     raise error
             reasons.append(str(found.value))
         with pytest.raises(RanksApart):
-            said_by_all(groups.engine, 1)
+            gather_numbers(groups.engine, 1)
         has_waited.set()
         return reasons
 

@@ -257,7 +257,7 @@ def test_what_is_cleared_is_zero_before_it_is_read_or_computed_over(
     gathered = cache._gathered
 
     def gather(planes: range, numbers: torch.Tensor) -> torch.Tensor:
-        seen.append(cuda.behind())
+        seen.append(cuda.predecessors())
         return gathered(planes, numbers)
 
     monkeypatch.setattr(cache, "_gathered", gather)

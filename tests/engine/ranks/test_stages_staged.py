@@ -30,7 +30,7 @@ def test_layers_of_the_first_stage_are_read_once_they_are_computed(
     awaited: list[set[str]] = []
 
     def gather(numbers: Tensor) -> Tensor:
-        seen.append(cuda.behind())
+        seen.append(cuda.predecessors())
         return torch.zeros(len(numbers), 8, dtype=torch.uint8)
 
     def run(groups: MeshGroups) -> int:

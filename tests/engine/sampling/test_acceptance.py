@@ -185,7 +185,7 @@ def test_twenty_thousand_tokens_of_an_engine_are_distributed_as_without_drafts()
 def test_nothing_keeps_what_drafts_were_drawn_from_behind_the_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A row of the vocabulary for each token drafted: while drafts rest it would lie there long."""
+    """Each holds a row of the vocabulary per token drafted, during a whole pause otherwise."""
     engine = published_engine(torch.zeros(VOCAB))
     drafter = ModelDrafter(
         always_saying(torch.zeros(VOCAB)), max_batch_tokens=64, eos_token_ids=(), has_own_noise=True

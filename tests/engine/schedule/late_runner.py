@@ -1,4 +1,4 @@
-"""An echo whose tokens come late, as from a GPU, and an engine that runs ahead of them."""
+"""An echo model whose results come late, as from a GPU, under an engine with async scheduling."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from baton.engine.batch.decoding import Decoding
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine
 from baton.engine.passes.echo import EchoRunner, echo_info
-from baton.engine.schedule.step_ahead import Readback
+from baton.engine.schedule.async_scheduling import Readback
 
 
 @dataclass
@@ -99,12 +99,12 @@ def late_engine(
     eos_token_ids: tuple[int, ...] = (),
     scheduler: SchedulerConfig | None = None,
 ) -> tuple[Engine, LateRunner]:
-    """A step ahead."""
+    """With async scheduling unless `scheduler` says otherwise."""
     runner = LateRunner(num_blocks, eos_token_ids)
     config = EngineConfig(
         cache=CacheConfig(block_size=BLOCK_SIZE),
-        scheduler=scheduler or SchedulerConfig(step_ahead="on"),
+        scheduler=scheduler or SchedulerConfig(async_scheduling="on"),
     )
     runner.engine = Engine(runner, config)
-    runner.engine._ahead.read_back = lambda values: LateReadback(values, runner)
+    runner.engine._in_flight.read_back = lambda values: LateReadback(values, runner)
     return runner.engine, runner

@@ -93,7 +93,7 @@ def test_somebody_who_cannot_come_in_yet_leaves_the_batch_as_it_is() -> None:
     assert [request.output for request in requests] == answers(requests, 20)
 
 
-@pytest.mark.usefixtures("both_ways")
+@pytest.mark.usefixtures("sync_and_async")
 def test_a_batch_that_gets_no_more_blocks_makes_room_as_ever() -> None:
     engine = make_engine(num_blocks=8)
     requests = [make_request(str(i), range(2 * i, 2 * i + 6), max_tokens=24) for i in range(3)]
@@ -107,7 +107,7 @@ def test_a_batch_that_gets_no_more_blocks_makes_room_as_ever() -> None:
     check_pool(engine)
 
 
-@pytest.mark.usefixtures("both_ways")
+@pytest.mark.usefixtures("sync_and_async")
 def test_blocks_are_named_as_they_fill_and_found_by_the_next() -> None:
     engine = make_engine()
     first = make_request("1", range(BLOCK_SIZE), max_tokens=4 * BLOCK_SIZE)
@@ -121,7 +121,7 @@ def test_blocks_are_named_as_they_fill_and_found_by_the_next() -> None:
     assert again.num_cached == 4 * BLOCK_SIZE
 
 
-@pytest.mark.usefixtures("both_ways")
+@pytest.mark.usefixtures("sync_and_async")
 def test_tokens_run_are_counted_in_a_batch_too() -> None:
     engine, request = make_engine(), make_request(prompt=range(7), max_tokens=10)
     engine.add(request)
@@ -173,7 +173,7 @@ def test_a_pass_that_failed_is_computed_again(at: int) -> None:
     check_pool(engine)
 
 
-@pytest.mark.usefixtures("both_ways")
+@pytest.mark.usefixtures("sync_and_async")
 def test_blocks_that_others_than_requests_release_let_in_who_waits() -> None:
     engine = make_engine(num_blocks=8)
     running = make_request("1", max_tokens=18)
@@ -210,7 +210,7 @@ def test_an_abort_between_two_turns_leaves_the_others_alone(at: int) -> None:
     check_pool(engine)
 
 
-@pytest.mark.usefixtures("both_ways")
+@pytest.mark.usefixtures("sync_and_async")
 def test_drawn_tokens_do_not_depend_on_who_is_in_the_batch() -> None:
     def draw(neighbours: int) -> list[int]:
         engine = make_engine()

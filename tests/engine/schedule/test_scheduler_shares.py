@@ -150,7 +150,7 @@ def test_a_running_request_gets_the_blocks_of_pins_before_anybody_is_preempted()
 
     assert planned(chunks) == {"old": 1, "young": 1}
     assert scheduler.num_preempted == 0
-    assert scheduler.pool.supply.counters.num_given_way == 1
+    assert scheduler.pool.supply.counters.num_evicted == 1
 
 
 def test_who_waits_leaves_pins_alone_unless_nothing_runs() -> None:

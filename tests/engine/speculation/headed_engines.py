@@ -31,7 +31,7 @@ class Never(FixedBudget):
 
 
 class Waking(FixedBudget):
-    """Drafts in every third six steps, and rests deeply in the others."""
+    """Drafts in six of 18 steps, and is inactive in the others."""
 
     num_steps = 0
 
@@ -39,7 +39,7 @@ class Waking(FixedBudget):
     def is_paused(self) -> bool:  # type: ignore[override]
         return self.num_steps % 18 < 12
 
-    is_pause_deep = is_paused
+    is_inactive = is_paused
 
     def begins(self, num_running: int) -> bool:
         return not self.is_paused
@@ -90,7 +90,7 @@ def running(name: str, num_tokens: int, first: int = 0) -> Request:
 
 def show(drafter: HiddenReader, request: Request, start: int, num_rows: int) -> None:
     hidden = torch.arange(num_rows).unsqueeze(1)
-    drafter.read([Shown(request, start, num_rows)], hidden, is_resting=False)
+    drafter.read([Shown(request, start, num_rows)], hidden, is_paused=False)
 
 
 def copy_kv(source: Engine, target: Engine, lease: Holder, prompt: Sequence[int]) -> None:

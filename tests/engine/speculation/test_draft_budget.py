@@ -75,7 +75,7 @@ def test_the_time_in_which_prompts_are_read_is_not_what_a_draft_takes() -> None:
     assert loop.run(40) > 2
 
 
-def test_reading_what_came_with_prompts_ends_no_drafts_that_win_and_prolongs_rests_of_others() -> (
+def test_reading_what_came_with_prompts_ends_no_drafts_that_win_and_prolongs_pauses_of_others() -> (
     None
 ):
     good, bad = Loop(1, memory_bound, 0.9, 0.5e-3), Loop(1, memory_bound, 0.0, 0.5e-3)

@@ -119,7 +119,7 @@ def test_a_prompt_that_goes_on_otherwise_misses_nothing_where_features_are_kept(
     assert (other.num_cached, other.num_draft_missing, head.num_first) == (24, 0, 1)
 
 
-def test_after_a_rest_what_the_head_was_not_read_is_found_where_features_are_kept() -> None:
+def test_after_a_pause_what_the_head_was_not_read_is_found_where_features_are_kept() -> None:
     budget = Never(3)
     budget.is_on = True
     engine = make_engine(features=FEATURES)
@@ -129,17 +129,17 @@ def test_after_a_rest_what_the_head_was_not_read_is_found_where_features_are_kep
     engine.add(before)
     for _ in range(6):  # drafts that were wrong are in what it was shown last
         engine.step()
-    budget.is_on, budget.is_paused, budget.is_pause_deep = False, True, True
+    budget.is_on, budget.is_paused, budget.is_inactive = False, True, True
     engine.add(late)
     num_read = head.num_pairs
     for _ in range(100):
         engine.step()
-    num_read_at_rest = head.num_pairs - num_read
-    budget.is_on, budget.is_paused, budget.is_pause_deep = True, False, False
+    num_read_while_paused = head.num_pairs - num_read
+    budget.is_on, budget.is_paused, budget.is_inactive = True, False, False
 
     run(engine)
 
-    assert num_read_at_rest == 0
+    assert num_read_while_paused == 0
     assert before.output == echo_output(range(90), 300, VOCAB)
     assert late.output == echo_output(range(100, 130), 200, VOCAB)
     assert (before.num_draft_missing, late.num_draft_missing, head.num_first) == (0, 0, 2)

@@ -46,11 +46,11 @@ WARM = SamplingParams(
 
 
 def make_engine(
-    folder: Path, method: Any, heads: Path | None = None, *, step_ahead: Any = "auto"
+    folder: Path, method: Any, heads: Path | None = None, *, async_scheduling: Any = "auto"
 ) -> Engine:
     loaded = load_model(folder)
     config = EngineConfig(
-        scheduler=SchedulerConfig(step_ahead=step_ahead),
+        scheduler=SchedulerConfig(async_scheduling=async_scheduling),
         cache=CacheConfig(block_size=4, num_blocks=64),
         speculation=SpeculationConfig(
             method=method, model=str(heads or ""), max_tokens=NUM_DRAFTED, adaptive=False
@@ -268,10 +268,10 @@ def test_medusa_drafts_what_its_formulas_say(has_own_heads: bool, tmp_path: Path
     changes_no_token(make_engine(target, "off"), engine)
 
 
-def test_a_pass_in_flight_when_a_rest_ends_is_read_first(tmp_path: Path) -> None:
+def test_a_pass_in_flight_when_a_pause_ends_is_read_first(tmp_path: Path) -> None:
     target = make_llama(tmp_path / "target")
     EagleReference(1, target, tmp_path / "head")
-    engine = make_engine(target, "eagle", tmp_path / "head", step_ahead="on")
+    engine = make_engine(target, "eagle", tmp_path / "head", async_scheduling="on")
     assert engine.speculation is not None
     engine.speculation = Speculation(
         engine.speculation.drafter, Waking(NUM_DRAFTED), reader=engine.speculation.reader
@@ -282,7 +282,7 @@ def test_a_pass_in_flight_when_a_rest_ends_is_read_first(tmp_path: Path) -> None
     assert engine.stats.num_drafted > 10
 
 
-def test_deep_in_a_rest_passes_are_as_without_a_head(tmp_path: Path) -> None:
+def test_while_drafting_is_inactive_passes_are_as_without_a_head(tmp_path: Path) -> None:
     target = make_qwen3(tmp_path / "target")
     EagleReference(3, target, tmp_path / "head")
     engine = make_engine(target, "eagle", tmp_path / "head")
@@ -294,9 +294,9 @@ def test_deep_in_a_rest_passes_are_as_without_a_head(tmp_path: Path) -> None:
     engine.add(request)
     tapped = []
     while engine.has_work:
-        rests, reader.taps.found = budget.is_pause_deep, []
+        is_inactive, reader.taps.found = budget.is_inactive, []
         engine.step()
-        tapped.append(rests != bool(reader.taps.found))
+        tapped.append(is_inactive != bool(reader.taps.found))
 
     assert all(tapped)
     assert request.output == answer(make_engine(target, "off"), request.sampling)

@@ -1,4 +1,4 @@
-"""When drafts that lose rest, and for how long; and how likely drafts are accepted."""
+"""When drafting pauses because it loses time, and for how long; how likely drafts are accepted."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from baton.engine.speculation.acceptance_rates import AcceptanceRates
 from baton.engine.speculation.pause import (
     FIRST_WINDOW,
     MAX_PROLONGED,
-    MIN_REST,
+    MIN_PAUSE,
     TRIAL_SHARE,
     Balance,
     Pause,
 )
 
 
-def test_rests_grow_while_trials_fail_until_drafts_have_won() -> None:
+def test_pauses_grow_while_trials_fail_until_drafts_have_won() -> None:
     lost = Balance(
         saved_s=-1.0, spent_s=2.0, plain_s=1.0, num_running=2, num_verified=2, is_refused=False
     )
     won = replace(lost, saved_s=1.0)
 
-    def rest(pause: Pause) -> int:
-        """Steps of the next."""
+    def length_of_next(pause: Pause) -> int:
+        """Steps of the next pause."""
         while not pause.is_on:
             pause.add(lost, lambda: 1.0)
         num_steps = 0
         while pause.is_on:
-            pause.rest(1.0, lambda: True)
+            pause.add_paused_step(1.0, lambda: True)
             num_steps += 1
         return num_steps
 
     pause = Pause()
-    first, second, third, fourth = (rest(pause) for _ in range(4))
+    first, second, third, fourth = (length_of_next(pause) for _ in range(4))
     for _ in range(FIRST_WINDOW):
         pause.add(won, lambda: 1.0)
 
     assert first == pytest.approx(2 / TRIAL_SHARE)
     assert (second, third, fourth) == (2 * first, 4 * first, 4 * first)
-    assert rest(pause) == MIN_REST
+    assert length_of_next(pause) == MIN_PAUSE
 
 
 @pytest.mark.parametrize(("could_pay", "times"), [(True, 1), (False, 1 + MAX_PROLONGED)])
@@ -58,13 +58,13 @@ def test_a_trial_is_refused_where_no_draft_could_be_worth_its_row(
 
     num_steps = 0
     while pause.is_on:
-        pause.rest(1.0, lambda: could_pay)
+        pause.add_paused_step(1.0, lambda: could_pay)
         num_steps += 1
 
     assert num_steps == pytest.approx(times * 2 / TRIAL_SHARE)
 
 
-def test_a_rest_ends_with_those_who_ran_if_drafts_have_saved_what_they_lost() -> None:
+def test_a_pause_ends_with_those_who_ran_if_drafts_have_saved_what_they_lost() -> None:
     won = Balance(
         saved_s=1.0, spent_s=1.0, plain_s=1.0, num_running=2, num_verified=2, is_refused=False
     )

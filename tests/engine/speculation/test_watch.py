@@ -1,4 +1,4 @@
-"""What a rest of drafting sees of drafts that are made, and that nobody verifies."""
+"""Drafts that are made while drafting is paused, compared and never verified."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Told(FixedBudget):
     def is_paused(self) -> bool:  # type: ignore[override]
         return self.is_on
 
-    is_pause_deep = is_paused
+    is_inactive = is_paused
 
     def begins(self, num_running: int) -> bool:
         return not self.is_on
@@ -83,8 +83,10 @@ class Told(FixedBudget):
         return False
 
 
-def resting(num_requests: int = 4, *, num_right: int = 0) -> tuple[Engine, Turning, list[Request]]:
-    """Drafts have lost what a trial may lose, and rest for some hundred steps; before, they were
+def paused_engine(
+    num_requests: int = 4, *, num_right: int = 0
+) -> tuple[Engine, Turning, list[Request]]:
+    """Drafts have lost what a trial may lose, and pause for some hundred steps; before, they were
     right in so many steps."""
     clock, drafter = ManualClock(), Turning()
     engine = Engine(
@@ -103,8 +105,8 @@ def resting(num_requests: int = 4, *, num_right: int = 0) -> tuple[Engine, Turni
     return engine, drafter, requests
 
 
-def test_a_rest_ends_when_drafts_that_nobody_verified_have_become_right() -> None:
-    engine, drafter, requests = resting()
+def test_a_pause_ends_when_drafts_that_nobody_verified_have_become_right() -> None:
+    engine, drafter, requests = paused_engine()
     for _ in range(20):
         engine.step()
     num_wrong = engine.stats.num_drafted
@@ -118,8 +120,8 @@ def test_a_rest_ends_when_drafts_that_nobody_verified_have_become_right() -> Non
         assert request.output == echo_output(range(8 + i), len(request.output), VOCAB)
 
 
-def test_a_rest_goes_on_where_a_trial_would_come_to_nothing() -> None:
-    engine, _, _ = resting()
+def test_a_pause_goes_on_where_a_trial_would_come_to_nothing() -> None:
+    engine, _, _ = paused_engine()
     num_drafted = engine.stats.num_drafted
     for _ in range(1200):
         engine.step()
@@ -129,8 +131,8 @@ def test_a_rest_goes_on_where_a_trial_would_come_to_nothing() -> None:
     assert engine.speculation.metrics()["speculation_pauses_total"] == 1
 
 
-def test_what_was_seen_in_one_rest_says_nothing_of_the_next() -> None:
-    engine, drafter, _ = resting()
+def test_what_was_seen_in_one_pause_says_nothing_of_the_next() -> None:
+    engine, drafter, _ = paused_engine()
     budget = Told()
     engine.speculation = Speculation(drafter, budget)
     for _ in range(40):
@@ -144,11 +146,11 @@ def test_what_was_seen_in_one_rest_says_nothing_of_the_next() -> None:
     assert budget.seen[-1] == (0.0, 0)
 
 
-def test_a_rest_that_others_have_paid_for_ends_with_them_while_nothing_is_added_up() -> None:
-    engine, drafter, requests = resting(MIN_RUNNING - 1, num_right=200)
+def test_a_pause_that_others_have_paid_for_ends_with_them_while_nothing_is_added_up() -> None:
+    engine, drafter, requests = paused_engine(MIN_RUNNING - 1, num_right=200)
     speculation = engine.speculation
     assert speculation is not None
-    while not speculation.is_napping:
+    while not speculation.is_skipping:
         engine.step()
     for request in requests:
         engine.abort(request.request_id)

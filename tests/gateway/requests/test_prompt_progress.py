@@ -13,7 +13,7 @@ from tests.gateway.scripted import Script, serving, tokens_of
 from baton.client.async_client import AsyncBatonClient
 from baton.core.errors import Overloaded
 from baton.gateway.requests.generations import prompt_progress
-from baton.gateway.requests.generations.prompt_progress import PromptProgress, told_until_first
+from baton.gateway.requests.generations.prompt_progress import PromptProgress, with_prompt_progress
 
 PROGRESS = PromptProgress(state="queued", position=1, total=9, eta_ms=100.0)
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
@@ -29,7 +29,7 @@ async def test_what_is_told_ends_with_the_first_delta() -> None:
             yield delta
 
     got: list[Any] = []
-    async for part in told_until_first(deltas(), lambda: PROGRESS, each_s=0.0005):
+    async for part in with_prompt_progress(deltas(), lambda: PROGRESS, each_s=0.0005):
         got.append(part)
         go_on.set()
 
@@ -48,7 +48,7 @@ async def test_whoever_stops_listening_before_the_first_delta_stops_the_request(
         finally:
             ended.set()
 
-    parts = told_until_first(deltas(), lambda: PROGRESS, each_s=0.0005)
+    parts = with_prompt_progress(deltas(), lambda: PROGRESS, each_s=0.0005)
     await anext(parts)
     await parts.aclose()
 

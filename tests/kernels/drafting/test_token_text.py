@@ -74,7 +74,7 @@ def test_an_index_finds_what_looking_through_the_text_finds() -> None:
         for _ in range(4):
             pair = random.randrange(30), random.randrange(30)
             places = [at for at in range(len(text) - 1, 1, -1) if (*text[at - 2 : at],) == pair]
-            assert index.behind(pair, 8) == places[:8]
+            assert index.places_after(pair, 8) == places[:8]
 
 
 def test_what_two_texts_end_with_is_no_longer_than_either_or_the_limit() -> None:

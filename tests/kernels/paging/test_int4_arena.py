@@ -21,7 +21,7 @@ from baton.kernels.cpu.operators import runs
 from baton.kernels.paging.int4_arena import Int4Arena
 from baton.kernels.paging.window import Chunks, Streaming, Window, first_seen, num_first_of
 
-LANES, MAX_TOKENS = 4, 700
+NUM_SLOTS, MAX_TOKENS = 4, 700
 BOUND = {torch.float32: 2e-4, torch.bfloat16: 4e-2}
 
 
@@ -71,7 +71,7 @@ class Layer:
 
 @dataclass
 class Cache:
-    """An arena whose requests each have a lane and blocks of their own."""
+    """An arena whose requests each have a slot for their open blocks, and a block table."""
 
     layer: Layer
     dtype: torch.dtype
@@ -83,20 +83,22 @@ class Cache:
         layer, self.num_blocks = self.layer, -(-self.length // self.layer.block_size)
         heads, size, width = layer.kv_heads, layer.block_size, layer.width
         self.arena = Int4Arena(
-            torch.zeros(LANES * self.num_blocks, heads, unit_bytes(size, width), dtype=torch.uint8),
-            torch.zeros(LANES, self.num_open, heads, 2, size, width, dtype=self.dtype),
-            torch.zeros(MAX_TOKENS + LANES * (size - 1), 2, heads, width, dtype=self.dtype),
+            torch.zeros(
+                NUM_SLOTS * self.num_blocks, heads, unit_bytes(size, width), dtype=torch.uint8
+            ),
+            torch.zeros(NUM_SLOTS, self.num_open, heads, 2, size, width, dtype=self.dtype),
+            torch.zeros(MAX_TOKENS + NUM_SLOTS * (size - 1), 2, heads, width, dtype=self.dtype),
         )
-        self.tables = torch.randperm(LANES * self.num_blocks).view(LANES, -1).tolist()
+        self.tables = torch.randperm(NUM_SLOTS * self.num_blocks).view(NUM_SLOTS, -1).tolist()
 
     def attend(self, parts: Sequence[tuple[int, Tensor, int]]) -> Tensor:
-        """Lane, rows [T, N + 2K, H] and how many tokens are behind them."""
+        """Slot, rows [T, N + 2K, H] and how many tokens are behind them."""
         sequences = sequences_of(
-            [self.tables[lane] for lane, _, _ in parts],
+            [self.tables[slot] for slot, _, _ in parts],
             [(len(rows), end) for _, rows, end in parts],
             block_size=self.layer.block_size,
         )
-        sequences = replace(sequences, lanes=torch.tensor([lane for lane, _, _ in parts]))
+        sequences = replace(sequences, open_slots=torch.tensor([slot for slot, _, _ in parts]))
         kv, layer = LayerKv.of(self.arena, self.dtype), self.layer
         q = kv.write(torch.cat([rows for _, rows, _ in parts]), sequences)
         return kv.attend(q, sequences, layer.window, layer.scoring, layer.sinks)
@@ -111,10 +113,10 @@ class Cache:
             done = stop
         return torch.cat(out)
 
-    def in_chunks(self, qkv: Tensor, lengths: Sequence[int], lane: int = 0) -> Tensor:
+    def in_chunks(self, qkv: Tensor, lengths: Sequence[int], slot: int = 0) -> Tensor:
         out, done = [], 0
         for length in lengths:
-            out.append(self.attend([(lane, qkv[done : done + length], done + length)]))
+            out.append(self.attend([(slot, qkv[done : done + length], done + length)]))
             done += length
         return torch.cat(out)
 
@@ -203,20 +205,20 @@ def test_a_row_has_the_same_bits_in_any_batch_on_any_number_of_threads(
     steps: list[list[int]], num_threads: int
 ) -> None:
     layer, dtype, before = Layer(block_size=8), torch.bfloat16, torch.get_num_threads()
-    qkvs = [layer.qkv(600 + lane, dtype) for lane in range(3)]
+    qkvs = [layer.qkv(600 + slot, dtype) for slot in range(3)]
     alone = [Cache(layer, dtype, 640).in_chunks(qkv, [len(qkv)]) for qkv in qkvs]
     cache, done = Cache(layer, dtype, 640), [0, 0, 0]
     torch.set_num_threads(num_threads)
     try:
         for lengths in steps:
-            lanes = [lane for lane in range(3) if lengths[lane]]
-            ends = [done[lane] + lengths[lane] for lane in range(3)]
-            parts = [(lane, qkvs[lane][done[lane] : ends[lane]], ends[lane]) for lane in lanes]
+            slots = [slot for slot in range(3) if lengths[slot]]
+            ends = [done[slot] + lengths[slot] for slot in range(3)]
+            parts = [(slot, qkvs[slot][done[slot] : ends[slot]], ends[slot]) for slot in slots]
             if not parts:
                 continue
-            found = torch.split(cache.attend(parts), [lengths[lane] for lane in lanes])
-            for lane, rows in zip(lanes, found, strict=True):
-                assert torch.equal(rows, alone[lane][done[lane] : ends[lane]])
+            found = torch.split(cache.attend(parts), [lengths[slot] for slot in slots])
+            for slot, rows in zip(slots, found, strict=True):
+                assert torch.equal(rows, alone[slot][done[slot] : ends[slot]])
             done = ends
     finally:
         torch.set_num_threads(before)

@@ -13,7 +13,7 @@ from tests.kv_transfer.replicas import LAYOUT, TRANSFER
 
 from baton.core.ids import Epoch, new_epoch
 from baton.kv_transfer.handoff.messages import OpenTransfer, Outcome, SettleTransfer
-from baton.kv_transfer.handoff.transport import LentPiece, Parcel, SendingHalf
+from baton.kv_transfer.handoff.transport import LentPiece, PackedPiece, SendingHalf
 from baton.kv_transfer.transport.control.client import ControlClient
 from baton.kv_transfer.transport.control.servicer import KvTransferServicer
 from baton.kv_transfer.transport.control.wire import open_to_proto
@@ -36,12 +36,12 @@ class Tickets:
         """Set: packing lasts until then."""
         self.is_closed = False
 
-    async def pack(self, piece: LentPiece, request: OpenTransfer) -> Parcel:
+    async def pack(self, piece: LentPiece, request: OpenTransfer) -> PackedPiece:
         if self.packing is not None:
             await self.packing.wait()
         if self.error is not None:
             raise self.error
-        return Parcel(ticket=piece.first_block.to_bytes(4, "little"))
+        return PackedPiece(ticket=piece.first_block.to_bytes(4, "little"))
 
     async def meet(self, receiver_epoch: Epoch, payload: bytes) -> bytes:
         if self.error is not None:

@@ -27,7 +27,7 @@ from baton.core.errors import StaleEpoch, TransferCut, TransportFailed
 from baton.core.ids import new_epoch
 from baton.core.kv_arena import KvArena
 from baton.kv_transfer.handoff.messages import OpenTransfer
-from baton.kv_transfer.handoff.transport import LentPiece, Parcel
+from baton.kv_transfer.handoff.transport import LentPiece, PackedPiece
 from baton.kv_transfer.transport import shm
 from baton.kv_transfer.transport.block_tickets import BlockTicket
 from baton.kv_transfer.transport.shm import ShmSending, ShmTransport, _MeetRequest
@@ -43,8 +43,8 @@ class Forging(ShmSending):
 
     ticket = b""
 
-    async def pack(self, piece: LentPiece, request: OpenTransfer) -> Parcel:
-        return Parcel(ticket=self.ticket)
+    async def pack(self, piece: LentPiece, request: OpenTransfer) -> PackedPiece:
+        return PackedPiece(ticket=self.ticket)
 
 
 @asynccontextmanager

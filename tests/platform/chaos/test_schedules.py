@@ -86,7 +86,7 @@ async def run_schedule(fleet: Fleet, seed: int) -> int:
     for prompt, answer in zip(prompts, answers, strict=True):
         assert answer.tokens == echo_output(prompt, NUM_TOKENS, VOCAB_SIZE), (rules, answer.receipt)
     await fleet.assert_nothing_is_held(timeout_s=30.0)
-    return sum(r.chaos.strikes.total() for r in fleet.replicas.values() if r.chaos is not None)
+    return sum(r.chaos.injected.total() for r in fleet.replicas.values() if r.chaos is not None)
 
 
 async def replace(fleet: Fleet, victim: ReplicaId, rules: Sequence[ChaosRule], seed: int) -> None:

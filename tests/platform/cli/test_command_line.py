@@ -20,7 +20,7 @@ from baton.core.errors import ITEM, CheckpointError, InvalidConfig, Unavailable
 from baton.platform.cli import commands
 from baton.platform.cli.commands.chat import grpc_target
 from baton.platform.cli.main import COMMANDS, app
-from baton.platform.cli.terminal.errors import INTERRUPTED, complain, told_in_one_line
+from baton.platform.cli.terminal.errors import INTERRUPTED, complain, errors_in_one_line
 
 run = CliRunner().invoke
 REPLICA = {
@@ -177,7 +177,7 @@ def test_mistakes_are_one_line_on_standard_error_and_exit_with_2(
 def test_what_is_raised_on_purpose_becomes_a_line_and_a_status(
     error: Exception, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(Exception) as caught, told_in_one_line("baton test"):
+    with pytest.raises(Exception) as caught, errors_in_one_line("baton test"):
         raise error
 
     assert getattr(caught.value, "exit_code", None) == status

@@ -227,7 +227,7 @@ from baton.platform.cli.runs import start_check
 tempfile.tempdir = "/nowhere"
 echo = "import sys; print(sys.argv[1:], sys.stdin.read())"
 start_check.COMMAND = (sys.executable, "-c", echo)
-start_check._begin_again_with_torch(b"the question")
+start_check._restart_with_torch(b"the question")
 """
 
 

@@ -361,5 +361,5 @@ def test_who_hands_over_kv_keeps_what_heads_draft_by() -> None:
         ranks = {f"{pool}.parallel": {"tensor": 2}}
         on = {"decode.speculation": {**mtp, "features": "on"}}
         assert kept(**on, **ranks) == [None, None]
-        assert override(DeploymentConfig(), {**on, **ranks}).wants_features_in_vain
-        assert not override(DeploymentConfig(), on).wants_features_in_vain
+        assert override(DeploymentConfig(), {**on, **ranks}).ignores_features
+        assert not override(DeploymentConfig(), on).ignores_features

@@ -15,8 +15,8 @@ from baton.platform.machine.core_share import (
     num_left_to_gateway,
     share_of_cores,
 )
+from baton.platform.machine.numa_binding import NumaBinding
 from baton.platform.machine.numa_nodes import NumaNode
-from baton.platform.machine.numa_seat import NumaSeat
 from baton.platform.machine.rank_cores import RankCores
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no compiler here")
@@ -90,7 +90,7 @@ def test_a_replica_leaves_a_core_where_there_are_no_operators_and_none_on_a_gpu(
 @pytest.mark.parametrize(
     ("resources", "is_on_cpu", "threads", "with_one_left"),
     [
-        (ResourcesConfig(), True, 3, 2),  # of its seat
+        (ResourcesConfig(), True, 3, 2),  # of its binding
         (ResourcesConfig(num_threads=5), True, 5, 5),
         (ResourcesConfig(numa="off"), True, 8, 7),  # of the machine
         (ResourcesConfig(), False, 8, 7),
@@ -103,8 +103,8 @@ def test_a_rank_with_a_seat_has_the_cores_of_its_numa_node(
     threads: int,
     with_one_left: int,
 ) -> None:
-    seat = NumaSeat((NumaNode(1, ((1,), (3,), (5,))),), cores=3, ranks=1)
-    monkeypatch.setattr(rank_cores, "take_seat", lambda num_ranks, num_threads: seat)
+    binding = NumaBinding((NumaNode(1, ((1,), (3,), (5,))),), cores=3, ranks=1)
+    monkeypatch.setattr(rank_cores, "bind_to_numa_nodes", lambda num_ranks, num_threads: binding)
     before = torch.get_num_threads()
     try:
         cores = RankCores(replicas(0, 1), resources, is_on_cpu=is_on_cpu)

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from baton.platform.machine.interpreter import (
-    collector_at_rest,
-    spare_what_is_made,
-    spare_what_stays,
+    freeze_present_objects,
+    freeze_startup_objects,
+    without_garbage_collection,
 )
 
 
@@ -27,7 +27,7 @@ def test_what_is_there_is_not_collected_any_more_and_what_comes_is() -> None:
             self.me = self
 
     stays = Node()
-    spare_what_stays()
+    freeze_present_objects()
     assert all(found is not stays for found in gc.get_objects())
     gc.collect()
 
@@ -37,7 +37,7 @@ def test_what_is_there_is_not_collected_any_more_and_what_comes_is() -> None:
 
 
 def test_what_was_imported_while_the_collector_rested_is_not_looked_at_afterwards() -> None:
-    with collector_at_rest():
+    with without_garbage_collection():
         assert not gc.isenabled()
         stays: list[list[int]] = [[]]
 
@@ -49,7 +49,7 @@ async def test_what_is_made_between_two_moments_is_not_looked_at_while_it_is_mad
     None
 ):
     begun, over = asyncio.Event(), asyncio.Event()
-    sparing = asyncio.create_task(spare_what_is_made(begun.wait, over.wait))
+    sparing = asyncio.create_task(freeze_startup_objects(begun.wait, over.wait))
     await asyncio.sleep(0)
     assert gc.isenabled()
 

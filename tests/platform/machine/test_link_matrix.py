@@ -13,17 +13,17 @@ from tests.platform.topologies import (
 )
 
 from baton.platform.machine.gpu_topology import TopologyUnreadable
-from baton.platform.machine.link_matrix import Seat, link_matrix, parse_links, slowness
+from baton.platform.machine.link_matrix import DeviceLocation, link_matrix, parse_links, slowness
 
 
-def seats(*gpus: int, node: str = "a") -> list[Seat]:
-    return [Seat(node, gpu_id(gpu)) for gpu in gpus]
+def locations(*gpus: int, node: str = "a") -> list[DeviceLocation]:
+    return [DeviceLocation(node, gpu_id(gpu)) for gpu in gpus]
 
 
 def test_gpus_are_known_by_their_ids_in_whatever_order_ray_gave_them() -> None:
     links = parse_links(PAIRED_A100_PCIE, listing(4))
 
-    assert link_matrix(seats(3, 0, 1), {"a": links}) == [
+    assert link_matrix(locations(3, 0, 1), {"a": links}) == [
         ["X", "SYS", "NV12"],
         ["SYS", "X", "SYS"],
         ["NV12", "SYS", "X"],
@@ -32,7 +32,7 @@ def test_gpus_are_known_by_their_ids_in_whatever_order_ray_gave_them() -> None:
 
 def test_machines_are_joined_by_a_network_whatever_their_gpus_are_called() -> None:
     links = parse_links(PAIRED_A100_PCIE, listing(4))
-    both = [*seats(0, 2, node="a"), *seats(0, node="b")]
+    both = [*locations(0, 2, node="a"), *locations(0, node="b")]
 
     assert link_matrix(both, {"a": links, "b": links})[0] == ["X", "NV12", "NET"]
 
@@ -45,16 +45,24 @@ def test_slices_are_joined_as_the_gpus_that_they_are_of() -> None:
         "932bfb2c-849a-2a22-1e84-9eff6bc02b39",
     )
 
-    assert link_matrix([Seat("a", gpu) for gpu in ids], {"a": links})[0] == ["X", "X", "SYS"]
+    assert link_matrix([DeviceLocation("a", gpu) for gpu in ids], {"a": links})[0] == [
+        "X",
+        "X",
+        "SYS",
+    ]
 
 
 def test_processes_on_cpus_share_the_memory_of_their_machine() -> None:
-    assert link_matrix([Seat("a"), Seat("a"), Seat("b")], {})[0] == ["HOST", "HOST", "NET"]
+    assert link_matrix([DeviceLocation("a"), DeviceLocation("a"), DeviceLocation("b")], {})[0] == [
+        "HOST",
+        "HOST",
+        "NET",
+    ]
 
 
 def test_what_could_not_be_read_is_unknown_and_no_better_than_the_worst_of_a_machine() -> None:
-    matrix = link_matrix(seats(0, 1), {})
-    of_others = link_matrix(seats(0, 7), {"a": parse_links(PAIRED_A100_PCIE, listing(4))})
+    matrix = link_matrix(locations(0, 1), {})
+    of_others = link_matrix(locations(0, 7), {"a": parse_links(PAIRED_A100_PCIE, listing(4))})
 
     assert matrix[0][1] == of_others[0][1] == "?"
     assert slowness("?") == slowness("SYS")
@@ -63,7 +71,7 @@ def test_what_could_not_be_read_is_unknown_and_no_better_than_the_worst_of_a_mac
 
 
 def test_more_nvlinks_are_faster_than_fewer_and_one_than_any_path_over_pcie() -> None:
-    row = link_matrix(seats(*range(8)), {"a": parse_links(DGX_1, listing(8))})[0]
+    row = link_matrix(locations(*range(8)), {"a": parse_links(DGX_1, listing(8))})[0]
 
     assert row == ["X", "NV1", "NV1", "NV2", "NV2", "SYS", "SYS", "SYS"]
     slower = ["X", "NV18", "NV2", "HOST", "NV1", "PIX", "PXB", "PHB", "NODE", "SYS", "NET"]

@@ -11,8 +11,8 @@ from subprocess import PIPE, Popen
 
 import pytest
 
+from baton.platform.machine.numa_binding import GIB, NumaBinding, by_memory, used_memory
 from baton.platform.machine.numa_nodes import NumaNode, Part, nodes_with, parts_for
-from baton.platform.machine.numa_seat import GIB, NumaSeat, by_memory, used_memory
 
 TWO_SOCKETS = {0: "0-1,4-5", 1: "2-3,6-7", 2: ""}
 """Two cores of two hyperthreads each; the third node is memory alone."""
@@ -93,16 +93,16 @@ def test_ranks_have_as_few_nodes_as_hold_their_threads(
 
 
 def test_threads_of_several_nodes_are_spread_as_cores_are(tmp_path: Path) -> None:
-    seat = NumaSeat(nodes_with(range(8), machine(tmp_path)), 4, 1)
+    binding = NumaBinding(nodes_with(range(8), machine(tmp_path)), 4, 1)
 
-    assert seat.places(4) == [{0, 1}, {0, 1}, {2, 3}, {2, 3}]  # a core each before hyperthreads
-    assert seat.places(8) == [{0, 1, 4, 5}] * 4 + [{2, 3, 6, 7}] * 4
+    assert binding.places(4) == [{0, 1}, {0, 1}, {2, 3}, {2, 3}]  # a core each before hyperthreads
+    assert binding.places(8) == [{0, 1, 4, 5}] * 4 + [{2, 3, 6, 7}] * 4
 
 
 def test_a_seat_leaves_the_gateway_a_core_that_ranks_lack_together() -> None:
-    seat = NumaSeat(nodes(8), cores=8, ranks=3)
+    binding = NumaBinding(nodes(8), cores=8, ranks=3)
 
-    assert (seat.num_threads(), seat.num_threads(num_left=3)) == (2, 1)
+    assert (binding.num_threads(), binding.num_threads(num_left=3)) == (2, 1)
 
 
 def test_who_sees_no_other_begins_where_least_memory_is_in_use(tmp_path: Path) -> None:
@@ -119,12 +119,12 @@ def test_who_sees_no_other_begins_where_least_memory_is_in_use(tmp_path: Path) -
 TAKE_A_SEAT = """
 import os, sys, threading
 from pathlib import Path
-from baton.platform.machine.numa_seat import take_seat
+from baton.platform.machine.numa_binding import bind_to_numa_nodes
 stop = threading.Event()
 threading.Thread(target=stop.wait).start()
-seat = take_seat(2, 0, Path(sys.argv[1]))
+binding = bind_to_numa_nodes(2, 0, Path(sys.argv[1]))
 found = {tuple(sorted(os.sched_getaffinity(int(task)))) for task in os.listdir("/proc/self/task")}
-threads = 0 if seat is None else seat.num_threads()
+threads = 0 if binding is None else binding.num_threads()
 print(sorted(found), threads, flush=True)
 sys.stdin.read()
 stop.set()
@@ -133,7 +133,7 @@ stop.set()
 
 @contextmanager
 def rank(root: Path) -> Iterator[str]:
-    """Where all threads of a process are that has taken a seat, and how many compute."""
+    """Where all threads of a process are that has taken a binding, and how many compute."""
     command = [sys.executable, "-c", TAKE_A_SEAT, str(root)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with Popen(command, stdin=PIPE, stdout=PIPE, text=True, env=environment) as process:
@@ -148,7 +148,7 @@ def test_two_ranks_stay_on_a_node_each_and_who_ends_makes_room(tmp_path: Path) -
     if not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2:
         pytest.skip("one CPU")
     one, other = sorted(os.sched_getaffinity(0))[:2]
-    first = 10 * os.getpid()  # seats are the machine's, and others may run this test, too
+    first = 10 * os.getpid()  # slots are the machine's, and others may run this test, too
     root = machine(tmp_path, {first: str(one), first + 1: str(other)}, {}, f"{first}-{first + 1}")
 
     with rank(root) as a:

@@ -12,7 +12,7 @@ from baton.core.errors import Unavailable
 from baton.gateway.access.config import GatewayConfig
 from baton.platform.cli.options.gateway_options import admin_pages
 from baton.platform.observe import listeners
-from baton.platform.observe.listeners import bind_first_free, strangers_at
+from baton.platform.observe.listeners import bind_first_free, foreign_listeners
 
 HOST = "127.0.0.1"
 STRANGER = 4321
@@ -58,7 +58,7 @@ def test_a_gateway_warns_of_a_stranger_at_its_port(
 def test_the_owner_of_a_port_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server((HOST, 0)) as own:
         port, uid = own.getsockname()[1], os.geteuid()
-        assert strangers_at(port) == set()
+        assert foreign_listeners(port) == set()
         monkeypatch.setattr(os, "geteuid", lambda: STRANGER)
         monkeypatch.setattr(listeners, "ROOT", STRANGER)
-        assert strangers_at(port) == {uid}
+        assert foreign_listeners(port) == {uid}

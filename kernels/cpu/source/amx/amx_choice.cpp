@@ -1,5 +1,5 @@
-// Whether this process multiplies by matrix tiles: if it is asked to, the CPU has them, the system lets it,
-// and they compute what they are defined to.
+// Decides whether this process multiplies by matrix tiles: if it is asked to, the CPU has them, the operating system
+// permits them, and they compute what they are defined to.
 #include "amx_product.h"
 
 #if HAS_AMX
@@ -28,10 +28,11 @@ bool has_instructions() {
   return (low & XTILE_STATE) == XTILE_STATE;
 }
 
-// For all threads of the process, also those to come. Refused where a signal stack is too small, for one.
+// Permission for all threads of the process, also future ones. The kernel refuses it if a signal stack is too small,
+// for example.
 bool is_permitted() { return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILE_DATA) == 0; }
 
-// Values that take all there is to rounding: of many sizes, some without end, some that count as zero.
+// Test values for rounding: of many magnitudes, some infinite or NaN, some denormal.
 uint16_t some_bf16(uint32_t number) {
   static constexpr uint16_t EDGES[] = {0x0000, 0x8000, 0x0001, 0x807F, 0x0080, 0x7F80, 0xFF80, 0x7FC0, 0x7F7F};
   number = number * 2654435761u ^ number >> 15;
@@ -59,7 +60,7 @@ Products products(Tiles by, int64_t rows, int64_t num_steps, uint32_t seed) {
   for (size_t i = 0; i < panel.size(); i++) panel[i] = some_bf16(~seed - uint32_t(i));
   Products made{std::vector<float>(size_t(rows * 32)), std::vector<int32_t>(size_t(rows * 32))};
   const TileFactors factors{x.data(), num_steps * 4, panel.data(), num_steps};
-  const TilesAhead nothing{reinterpret_cast<const char*>(panel.data()), 0};
+  const TilePrefetch nothing{reinterpret_cast<const char*>(panel.data()), 0};
   tiles_in_use = by;
   multiply_bf16_by_tiles(rows, factors, nothing, made.bf16.data());
   multiply_int8_by_tiles(rows, factors, nothing, made.int8.data());
@@ -84,9 +85,8 @@ bool compute_as_defined() {
 }  // namespace
 #endif
 
-// What may be asked for is one of `Tiles`; returns 0 where it is so now. Otherwise nothing is multiplied by
-// tiles: 1, there are none; 2, the system does not let the process have them; 3, they compute something else.
-// No operator may run meanwhile.
+// `wanted` is one of `Tiles`; returns 0 if it is in use now. Otherwise products use no tiles: 1, the CPU has none; 2,
+// the operating system does not permit them; 3, they compute something else. No operator may run meanwhile.
 extern "C" int baton_use_tiles(int wanted) {
 #if HAS_AMX
   tiles_in_use = Tiles::NONE;

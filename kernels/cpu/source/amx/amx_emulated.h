@@ -1,11 +1,11 @@
-// What the instructions of amx_tiles.h do, by Intel's definition of them:
+// Emulates the instructions of amx_tiles.h, by Intel's definition of them:
 //
 //   dot_bf16   of a row and a column, even = 0, odd = 0; for each of 16 pairs:
 //                even = fma(a[0], b[0], even)   odd = fma(a[1], b[1], odd)
 //              sum = sum + (even + odd)
 //
-// To the nearest, ties to even; what is denormal counts as zero, and becomes zero. It is what the
-// instructions are held to where there are any, and what stands for them in tests elsewhere.
+// Rounding is to nearest, ties to even; denormals count as zero and become zero. The self-check compares the
+// instructions to this, and tests use it on CPUs without tiles.
 #pragma once
 
 #include "amx_tiles.h"

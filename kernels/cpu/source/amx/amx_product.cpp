@@ -1,11 +1,11 @@
-// Products by matrix tiles: all eight of a thread.
+// Products by matrix tiles; they use all eight tiles of a thread.
 //
 //   sums    rows [0, 16)  x columns [0, 16) [16, 32)   tiles 0 1
 //                [16, 32)                                    2 3
 //   x       rows [0, 16) [16, 32)                            4 5    16 steps: 64 bytes of a row
 //   panel   columns [0, 16) [16, 32)                         6 7    16 steps of 128 bytes
 //
-// Of a group of int4 weights, which has a scale, there are 8 steps.
+// A group of int4 weights, which share a scale, has 8 steps.
 #include "amx_product.h"
 
 #include <algorithm>
@@ -58,14 +58,14 @@ struct Int8 {
   }
 };
 
-// Of rows x 32 columns.
+// Sums of rows x 32 columns.
 struct TileSums {
   void* first;
   int64_t stride;  // bytes
   bool is_more;    // added to what is there
 };
 
-// The steps of a tile more.
+// Adds the steps of one more tile to the sums.
 template <typename T, typename Items, bool IS_LOWER>
 inline void add_steps(const char* x, int64_t stride, const char* panel, int64_t panel_stride) {
   T::template load<6>(panel, panel_stride);
@@ -80,7 +80,7 @@ inline void add_steps(const char* x, int64_t stride, const char* panel, int64_t 
   }
 }
 
-void fetch_lines(TilesAhead& ahead, int64_t steps) {
+void fetch_lines(TilePrefetch& ahead, int64_t steps) {
   const char* end = ahead.next + steps * ahead.advance;
   for (const char* line = ahead.next; line < end; line += ahead.apart) __builtin_prefetch(line, 0, 2);
   ahead.next = end;
@@ -108,7 +108,7 @@ void begin_sums(TileSums sums) {
 }
 
 template <typename T, typename Items, bool IS_LOWER>
-void multiply_rows(int64_t rows, const TileFactors& factors, int64_t steps, TilesAhead& ahead, TileSums sums) {
+void multiply_rows(int64_t rows, const TileFactors& factors, int64_t steps, TilePrefetch& ahead, TileSums sums) {
   const char* x = static_cast<const char*>(factors.x);
   const char* panel = static_cast<const char*>(factors.panel);
   begin_sums<T, IS_LOWER>(sums);
@@ -137,7 +137,7 @@ void multiply_rows(int64_t rows, const TileFactors& factors, int64_t steps, Tile
 }
 
 template <typename T, typename Items>
-void multiply_piece(int64_t rows, const TileFactors& factors, TilesAhead& ahead, TileSums sums) {
+void multiply_piece(int64_t rows, const TileFactors& factors, TilePrefetch& ahead, TileSums sums) {
   const int64_t steps = Items::HAS_GROUPS && factors.num_steps == GROUP_STEPS ? GROUP_STEPS : STEPS;
   configure<T>(rows, steps);
   if (rows > TILE_ROWS_MOST)
@@ -146,9 +146,9 @@ void multiply_piece(int64_t rows, const TileFactors& factors, TilesAhead& ahead,
     multiply_rows<T, Items, false>(rows, factors, steps, ahead, sums);
 }
 
-// What is asked for is strewn over all of it.
+// Prefetches are spread over all steps.
 template <typename T, typename Items>
-void multiply(int64_t rows, const TileFactors& factors, TilesAhead ahead, TileSums sums) {
+void multiply(int64_t rows, const TileFactors& factors, TilePrefetch ahead, TileSums sums) {
   if (rows <= AMX_ROWS) return multiply_piece<T, Items>(rows, factors, ahead, sums);
   for (int64_t step = 0; step < factors.num_steps; step += PIECE_STEPS)
     for (int64_t row = 0; row < rows; row += AMX_ROWS) {
@@ -162,7 +162,7 @@ void multiply(int64_t rows, const TileFactors& factors, TilesAhead ahead, TileSu
 }
 
 template <typename Items>
-void multiply_by_tiles(int64_t rows, const TileFactors& factors, TilesAhead ahead, TileSums sums) {
+void multiply_by_tiles(int64_t rows, const TileFactors& factors, TilePrefetch ahead, TileSums sums) {
   if (tiles_in_use.load(std::memory_order_relaxed) == Tiles::AMX)
     multiply<AmxTiles, Items>(rows, factors, ahead, sums);
   else
@@ -171,16 +171,16 @@ void multiply_by_tiles(int64_t rows, const TileFactors& factors, TilesAhead ahea
 
 }  // namespace
 
-void multiply_bf16_by_tiles(int64_t rows, const TileFactors& factors, TilesAhead ahead, float* sums) {
+void multiply_bf16_by_tiles(int64_t rows, const TileFactors& factors, TilePrefetch ahead, float* sums) {
   multiply_by_tiles<Bf16>(rows, factors, ahead, {sums, PANEL_STEP_BYTES, false});
 }
 
 void multiply_bf16_by_tiles(int64_t rows, const TileFactors& factors, bool is_more, float* sums, int64_t stride) {
-  const TilesAhead nothing{static_cast<const char*>(factors.panel), 0};
+  const TilePrefetch nothing{static_cast<const char*>(factors.panel), 0};
   multiply_by_tiles<Bf16>(rows, factors, nothing, {sums, stride * int64_t(sizeof(float)), is_more});
 }
 
-void multiply_int8_by_tiles(int64_t rows, const TileFactors& factors, TilesAhead ahead, int32_t* sums) {
+void multiply_int8_by_tiles(int64_t rows, const TileFactors& factors, TilePrefetch ahead, int32_t* sums) {
   multiply_by_tiles<Int8>(rows, factors, ahead, {sums, PANEL_STEP_BYTES, false});
 }
 
@@ -195,9 +195,9 @@ void release_tiles() {
 
 #else
 
-void multiply_bf16_by_tiles(int64_t, const TileFactors&, TilesAhead, float*) {}
+void multiply_bf16_by_tiles(int64_t, const TileFactors&, TilePrefetch, float*) {}
 void multiply_bf16_by_tiles(int64_t, const TileFactors&, bool, float*, int64_t) {}
-void multiply_int8_by_tiles(int64_t, const TileFactors&, TilesAhead, int32_t*) {}
+void multiply_int8_by_tiles(int64_t, const TileFactors&, TilePrefetch, int32_t*) {}
 void release_tiles() {}
 
 #endif

@@ -1,9 +1,9 @@
-// The matrix tiles of a CPU (AMX): eight registers of 16 rows of 64 bytes, which belong to a thread.
+// The matrix tiles of a CPU (AMX): eight registers per thread of 16 rows of 64 bytes.
 //
 //   AmxTiles        the instructions
 //   EmulatedTiles   the same by definition, with vectors; see amx_emulated.h
 //
-// Inline assembly and no intrinsics: those of GCC 12 do not tell the compiler that a load reads memory.
+// This is inline assembly because the intrinsics of GCC 12 do not tell the compiler that a load reads memory.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 constexpr int64_t TILE_ROWS_MOST = 16;
 constexpr int64_t TILE_ROW_BYTES = 64;
 
-// What LDTILECFG reads.
+// The operand of LDTILECFG.
 struct alignas(64) TileShapes {
   uint8_t palette = 1;
   uint8_t start_row = 0;
@@ -34,10 +34,10 @@ static_assert(sizeof(TileShapes) == 64);
 
 #if HAS_AMX
 struct AmxTiles {
-  // All tiles are zero behind it.
+  // All tiles are zero afterwards.
   static void configure(const TileShapes& shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes) : "memory"); }
 
-  // The thread is as if it had never used tiles: what the system keeps of it is small again.
+  // Returns the thread to the state of never having used tiles, so that context switches save little again.
   static void release() { asm volatile("tilerelease" ::: "memory"); }
 
   template <int TILE>
@@ -61,7 +61,7 @@ struct AmxTiles {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUMS), "i"(A), "i"(B));
   }
 
-  // The same of fours of bytes, those of A signed and those of B not: exact.
+  // The same for groups of four bytes, signed in A and unsigned in B: exact.
   template <int SUMS, int A, int B>
   static void dot_int8() {
     asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUMS), "i"(A), "i"(B));

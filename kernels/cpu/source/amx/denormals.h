@@ -1,11 +1,11 @@
-// What is denormal counts as zero, and becomes zero, as in matrix tiles.
+// Makes denormals count as zero and become zero, as in matrix tiles.
 #pragma once
 
 #include <cstdint>
 
 #if defined(__x86_64__)
-// For as long as it lives. What is computed meanwhile must be read from memory and written there: nothing in memory is
-// moved over a change of MXCSR.
+// In effect during its lifetime. Values that are computed meanwhile must be read from memory and written to it, because
+// the compiler moves no memory access over a change of MXCSR.
 class DenormalsAsZeros {
  public:
   DenormalsAsZeros() {

@@ -1,13 +1,13 @@
 // Attention of any kind, tile by tile.
 //
 //   row       one query: token and head; the G heads that share a KV head are rows of one tile
-//   chunk     CHUNK keys from a multiple of CHUNK on: packed, multiplied, weighed, multiplied again
-//   segment   SEGMENT keys from a multiple of SEGMENT on: summed up by themselves, and then put together
+//   chunk     CHUNK keys from a multiple of CHUNK on: packed, multiplied, softmax, multiplied by values
+//   segment   SEGMENT keys from a multiple of SEGMENT on: summed up on their own, and then merged
 //
-// Chunks and segments lie where positions say and not where a tile begins, and what is hidden from a row
-// leaves it as it was. So a row is the same, to the last bit, decoded alone or in the middle of a prompt,
-// whatever the tile, the batch and the threads. But for one case: a value that is no number spoils earlier
-// rows of its chunk, too, when they are computed with it (0 times NaN); its request fails anyhow.
+// Chunks and segments begin at fixed positions, not where a tile begins, and masked keys leave a row unchanged. So a
+// row has the same bits whether it is decoded alone or in the middle of a prompt, whatever the tile, the batch and the
+// threads. There is one exception: a NaN value also affects earlier rows of its chunk that are computed with it (0
+// times NaN); its request fails anyhow.
 #pragma once
 
 #include "attention_desk.h"
@@ -27,7 +27,7 @@ class Attending {
         query_cells_(problem.padded_depth()),
         desk_(work, problem, Problem::MOST_ROWS) {}
 
-  // `next` may be null: the item that is likely to follow. `partials` are the sums of tiles that are cut.
+  // `next`: the item that is likely to follow, or null. `partials`: the sums of tiles that are cut.
   void attend(const Item& item, const Item* next, const Sums& partials) {
     const bool is_whole = item.first_partial < 0;
     const int64_t rows = item.first_tile.rows();
@@ -47,7 +47,7 @@ class Attending {
       store_out(problem_, item.tile(row / rows), row % rows, desk_.whole.from(row));
   }
 
-  // When all pieces of its tile are there.
+  // Merges the pieces of a tile, once all are computed.
   void put_together(const CutRow& cut, const Sums& partials) {
     desk_.whole.copy(partials.from(cut.first_partial), 1);
     for (int64_t segment = 1; segment < cut.num_segments; segment++)
@@ -56,7 +56,7 @@ class Attending {
   }
 
  private:
-  // Of a segment: those of a KV head lie `stride` rows behind those of the one before.
+  // Sums of a segment; those of the next KV head are `stride` rows later.
   struct HeadSums {
     Sums first;
     int64_t stride;
@@ -71,7 +71,7 @@ class Attending {
     return std::min(item.end_segment * SEGMENT, item.first_tile.last_position() + 1);
   }
 
-  // From all rows of the tile.
+  // Whether all rows of the tile mask the segment.
   bool is_hidden(const Tile& tile, int64_t segment) const {
     return problem_.next_chunk(tile.position(0), segment * SEGMENT) >= (segment + 1) * SEGMENT;
   }
@@ -99,12 +99,12 @@ class Attending {
     }
   }
 
-  // That the chunk from key `from` on is read.
+  // Prefetches the chunk of keys from `from` on.
   void expect(const Item& item, int64_t head, int64_t from) {
     problem_.expect_rows(item.tile(head), from, std::min(CHUNK, end_key(item) - from), upcoming_);
   }
 
-  // What is read from key `from` on, or else by the next.
+  // Prefetches what is read from key `from` on, or else what the next item reads.
   void expect_after(const Item& item, int64_t from, const Item* next) {
     if (from < end_key(item))
       expect(item, 0, from);
@@ -112,7 +112,7 @@ class Attending {
       expect(*next, 0, first_key(*next));
   }
 
-  // Keys from position `first` on. `count` may be less than CHUNK: where the tile ends.
+  // Keys from position `first` on. `count` is less than CHUNK at the end of the tile.
   void attend_chunk(const Tile& tile, int64_t first, int64_t count) {
     if constexpr (Problem::HAS_OPEN) {
       const int64_t cached = std::min(count, problem_.own_block(tile.last_position()) - first);
@@ -201,9 +201,9 @@ class Attending {
     pack_values<T>(values, width, into);
   }
 
-  // do_band(first row, rows, the keys of the chunk that any of them sees): all rows at once or, in the chunk
-  // where they come to an end, a few, so that little of what is hidden is computed, but by matrix tiles, which take
-  // as long for a few. Each fetches a share of what is read next, which twice as many bands do.
+  // Calls do_band(first row, number of rows, range of the keys of the chunk that any of them sees) for all rows at once
+  // or, in the chunk in which rows end, for a few rows at a time, so that few masked scores are computed. Matrix tiles
+  // take as long for a few rows as for many, and always get all. Each call prefetches a share of what is read next.
   template <typename DoBand>
   void each_band(const Tile& tile, int64_t first, int64_t count, DoBand do_band) {
     const bool is_narrow = visible(0, first).end < count && !attends_by_tiles<T>();
@@ -233,7 +233,7 @@ class Attending {
     ::weigh(what, sees_all ? nullptr : seen, desk_.scores, totals, desk_.weights + begin * CHUNK, desk_.shrinks + begin);
   }
 
-  // To where those of row `first` are.
+  // Stores queries from row `first` on at their places.
   void load_queries(const Tile& tile, int64_t first) {
     const bool is_rowwise = is_few(tile) || attends_by_tiles<T>();
     Cell* const queries = desk_.queries + first * query_cells_;
@@ -264,7 +264,7 @@ class Attending {
   Upcoming upcoming_;
 };
 
-// All of a pass.
+// Computes the attention of a whole pass.
 template <typename Problem, typename Given>
 void attend(const Given& args, const Pass& pass, Work& work) {
   const Problem problem(args, pass);

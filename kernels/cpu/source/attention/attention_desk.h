@@ -1,11 +1,11 @@
-// Where one thread works on a tile: packed operands, scores, and the sums of each row.
+// The working memory of one thread for a tile: packed operands, scores, and the sums of each row.
 #pragma once
 
 #include "attention_problem.h"
 
 namespace {
 
-// What rows have summed up: for each its top, the total of its weights by lane, and its values.
+// The softmax state of rows: for each its largest score, its total weight by lane, and its weighted values.
 class Sums {
  public:
   Sums() = default;
@@ -58,7 +58,7 @@ class Sums {
   int64_t width_ = 0;
 };
 
-// Memory of one thread, laid out for a tile.
+// The memory of one thread, divided up for a tile.
 template <typename T>
 struct Desk {
   Cell *queries, *some_queries;   // [rows][depth] if they are few, else in groups; [QUERIES_AT_ONCE][depth]

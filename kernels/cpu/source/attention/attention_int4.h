@@ -1,5 +1,5 @@
-// Attention over blocks that have 4 bits an item, and over the own block of each token as it was computed;
-// see kernels/paging/int4_arena.py.
+// Attention over int4 blocks, and over each token's own block, which is not quantized; see
+// kernels/paging/int4_arena.py.
 #pragma once
 
 #include "attention_kv.h"
@@ -25,7 +25,7 @@ struct Int4Problem : KvProblem<T> {
 
   bool is_read_in_place() const { return false; }
 
-  // Where the block of a position begins.
+  // Position at which the block of a position begins.
   int64_t own_block(int64_t position) const { return position / this->block_size * this->block_size; }
 
   Visible visible(int64_t position, int64_t first, Rows rows) const {
@@ -74,7 +74,7 @@ struct Int4Problem : KvProblem<T> {
     }
   }
 
-  // Of positions before the first block of the pass there is none: they are hidden, and may be anything.
+  // Positions before the first block of the pass have no open rows: they are masked, and their rows are arbitrary.
   void find_open(const Tile& tile, int64_t first, int64_t count, T* copies, const uint8_t** keys,
                  const uint8_t** values) const {
     const int64_t request = (tile.table - this->block_tables) / this->table_stride;

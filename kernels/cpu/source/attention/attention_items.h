@@ -1,14 +1,13 @@
-// How attention is cut into items, which threads take.
+// Cuts attention into work items, which threads take.
 //
 //   tile      some rows of a request on one KV head, and all keys that they see
-//   item      a tile, or those of several KV heads if they have few rows each; or, where that would keep one
-//             thread busy while others have nothing to do, a piece of them: some of their segments, whose
-//             partial sums are put together when all are there
+//   item      a tile, or those of several KV heads if they have few rows each; or, if that would keep one thread busy
+//             while others are idle, a piece of them: some of their segments, whose partial sums are merged at the end
 //
-// Of a block the KV heads lie side by side: an item of all of them reads memory in order.
+// The KV heads of a block are adjacent, so an item of all of them reads memory in order.
 //
-// The sums of a segment are the same wherever they are computed, and are put together in the order of the
-// keys. So whether a tile is cut, and into how many pieces, is not seen in what comes out.
+// The sums of a segment are the same wherever they are computed, and they are merged in the order of the keys. So
+// whether a tile is cut, and into how many pieces, does not affect results.
 #pragma once
 
 #include <vector>
@@ -21,7 +20,7 @@ constexpr int64_t ITEMS_A_THREAD = 4;        // if all had the same work: fewer 
 constexpr int64_t LEAST_ROWS = 32;           // of a tile, as far as there are as many
 constexpr int64_t PARTIAL_BYTES = 256ll << 20;  // of sums; tiles beyond stay whole
 
-// Tiles that differ in nothing but the KV head.
+// Tiles that differ only in the KV head.
 struct TileGroup {
   int64_t request, begin, end;  // rows
   int64_t first_segment, num_segments, segments_a_piece, heads_an_item;
@@ -32,7 +31,7 @@ struct TileGroup {
   bool is_cut() const { return segments_a_piece < num_segments; }
   int64_t partials_a_head() const { return num_segments * rows(); }
 
-  // Of an arithmetic that takes eight rows at a time.
+  // Groups of eight rows, for products that take eight rows at a time.
   int64_t row_groups() const { return (rows() + 7) / 8; }
 };
 
@@ -51,13 +50,13 @@ struct Item {
   }
 };
 
-// A row of a tile that was cut: all its sums, `stride` apart.
+// A row of a tile that was cut: its partial sums are `stride` apart.
 struct CutRow {
   Tile tile;
   int64_t row, num_segments, first_partial, stride;
 };
 
-// All threads make the same of it, each for itself.
+// The division of a pass. Each thread computes it on its own, with the same result.
 template <typename T>
 class AttentionItems {
  public:
@@ -103,7 +102,7 @@ class AttentionItems {
     return groups;
   }
 
-  // The more the rows of a tile, the less often are keys packed; but all threads must have some.
+  // The more rows a tile has, the less often keys are packed; but there must be enough tiles for all threads.
   int64_t shared_tile_rows(int64_t most_rows, int num_threads) const {
     int64_t work = 0;  // rows times segments, about
     for (int64_t request = 0; request < problem_.num_requests; request++) {
@@ -115,7 +114,7 @@ class AttentionItems {
     return std::min(most_rows, int64_t(std::bit_floor(uint64_t(share))));
   }
 
-  // The last tile first, for it sees most.
+  // Tiles are added from the last to the first, as the last sees the most keys.
   void add_tiles(int64_t request) {
     const int64_t tokens = problem_.query_starts[request + 1] - problem_.query_starts[request];
     const int64_t rows = tokens * problem_.group();
@@ -133,7 +132,7 @@ class AttentionItems {
     const int64_t partials = group.partials_a_head() * kv_heads;
     const int64_t most_heads = group.rows() <= problem_.few_rows() ? std::min(kv_heads, most_rows / group.rows()) : 1;
     const int64_t work = std::max<int64_t>(1, longest / group.row_groups());  // segments of one head
-    // All heads of some segments or, where that is too much, some heads of all segments.
+    // All heads of some segments or, if that is too much work, some heads of all segments.
     group.heads_an_item = work >= most_heads ? most_heads : std::clamp(work / group.num_segments, int64_t(1), most_heads);
     group.segments_a_piece = std::max<int64_t>(1, work / group.heads_an_item);
     if (num_partials_ + partials > most_partials) group.segments_a_piece = group.num_segments;
@@ -146,7 +145,7 @@ class AttentionItems {
     num_partials_ += partials;
   }
 
-  // The last whose first is not beyond: of those with the same first, only the last has any.
+  // The last group whose `first` is at most `number`: of groups with the same `first`, only the last is not empty.
   const TileGroup& find(int64_t number, int64_t TileGroup::* first) const {
     const auto is_before = [&](int64_t n, const TileGroup& group) { return n < group.*first; };
     return *(std::upper_bound(groups_.begin(), groups_.end(), number, is_before) - 1);

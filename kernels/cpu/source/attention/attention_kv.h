@@ -1,4 +1,4 @@
-// Attention over keys and values of their own, as they are or in 8 bits; see kernels/attention/paged_attention.py.
+// Attention over separate keys and values, unquantized or of 8 bits; see kernels/attention/paged_attention.py.
 //
 //   arena     [blocks][K][2][S][H]; see arena.h
 #pragma once
@@ -78,7 +78,7 @@ struct KvProblem : AttentionProblem<T> {
     memcpy(query, query_of(token, head), size_t(arena.width) * sizeof(T));
   }
 
-  // Whether rows are found where the cache has them: those of the next KV head lie one unit behind.
+  // Whether rows are read in the cache itself; those of the next KV head are one unit later.
   bool is_read_in_place() const {
     return (!this->has_scales() || this->is_bytes()) && this->padded_key() == arena.width;
   }
@@ -87,7 +87,7 @@ struct KvProblem : AttentionProblem<T> {
     for (int64_t key = 0; key < count; key++) values[key] += arena.unit_bytes;
   }
 
-  // Where the rows of `count` keys from position `first` on lie; those that had to be copied are in `copies`.
+  // Finds the rows of `count` keys from position `first` on; rows that must be converted are copied to `copies`.
   void find_rows(const Tile& tile, int64_t first, int64_t count, T* copies, const uint8_t** keys,
                  const uint8_t** values) const {
     const int64_t width = this->padded_key(), row_bytes = arena.width * arena.item_bytes;
@@ -128,7 +128,7 @@ struct KvProblem : AttentionProblem<T> {
     for (float& scale : scales.keys) scale *= this->scoring.factor;
   }
 
-  // The same rows, which will be read soon.
+  // Prefetches the same rows.
   void expect_rows(const Tile& tile, int64_t first, int64_t count, Upcoming& upcoming) const {
     const int64_t row_bytes = arena.width * arena.item_bytes, end = first + count;
     for (int64_t position = first, slot = first % arena.block_size; position < end; slot = 0) {
@@ -150,7 +150,7 @@ struct KvProblem : AttentionProblem<T> {
  private:
   const T* query_of(int64_t token, int64_t head) const { return q + (token * this->num_heads + head) * arena.width; }
 
-  // A row, as T unless bytes are multiplied, followed by zeros up to the padded width.
+  // A row, converted to T unless bytes are multiplied, and padded with zeros.
   const uint8_t* copy_row(const uint8_t* row, bool is_shuffled, T* copy) const {
     const int64_t padded = this->padded_key();
     uint8_t* const bytes = reinterpret_cast<uint8_t*>(copy);

@@ -1,9 +1,9 @@
-// Keys and values of a chunk as the products of attention want them.
+// Packs keys and values of a chunk for the products of attention.
 //
 //   keys      rows [keys][cells]  ->  [cells][CHUNK]         transposed, LANES x LANES cells at a time
 //   values    float32: rows as they are; bfloat16: two rows interleaved, a cell being both at a column
 //
-// Interleaving works within 16 bytes, so columns come out of order (`unshuffle` puts them back).
+// Interleaving works within 16 bytes, so columns come out of order (`unshuffle` restores it).
 #pragma once
 
 #include "attention_products.h"
@@ -11,26 +11,26 @@
 
 namespace {
 
-// In each 16 bytes: a0 b0 a1 b1, and a2 b2 a3 b3.
+// In each 16 bytes: a0 b0 a1 b1 (FROM = 0), or a2 b2 a3 b3.
 template <int FROM>
 inline Words zip(Words a, Words b) {
   return pick(a, b, [](int i) { return i / 4 * 4 + FROM + i % 4 / 2 + i % 2 * LANES; });
 }
 
-// In each 16 bytes: a0 a1 b0 b1, and a2 a3 b2 b3.
+// In each 16 bytes: a0 a1 b0 b1 (FROM = 0), or a2 a3 b2 b3.
 template <int FROM>
 inline Words join(Words a, Words b) {
   return pick(a, b, [](int i) { return i / 4 * 4 + FROM + i % 2 + i % 4 / 2 * LANES; });
 }
 
-// Of the 16 bytes of each: a0 a2 ... b0 b2 ..., and a1 a3 ... b1 b3 ...
+// By groups of 16 bytes: a0 a2 ... b0 b2 ... (FROM = 0), or a1 a3 ... b1 b3 ...
 template <int FROM>
 inline Words lanes(Words a, Words b) {
   constexpr int HALF = LANES / 2;
   return pick(a, b, [](int i) { return i % HALF / 4 * 8 + 4 * FROM + i % 4 + i / HALF * LANES; });
 }
 
-// Four rows become columns, 4 x 4 within each 16 bytes.
+// Transposes four rows, 4 x 4 cells within each 16 bytes.
 inline __attribute__((always_inline)) void transpose_fours(Words* row) {
   const Words a = zip<0>(row[0], row[1]), b = zip<2>(row[0], row[1]);
   const Words c = zip<0>(row[2], row[3]), d = zip<2>(row[2], row[3]);
@@ -46,9 +46,9 @@ inline Words load_cells(const void* p) {
 
 inline void store_cells(Cell* p, Words v) { memcpy(p, &v, sizeof v); }
 
-// COLUMNS cells of LANES rows become columns: 4 x 4 within 16 bytes, and then the sixteens as wholes. Each step
-// leaves what it reads as it was, which saves the copies that a general permutation would need. Where half a
-// row fills half a register, two of them share one, which saves a step.
+// Transposes LANES rows of COLUMNS cells: 4 x 4 cells within 16 bytes, and then groups of 16 bytes as wholes. No step
+// overwrites its inputs, which saves the copies that a general permutation would need. If half a row fills half a
+// register, two of them share one, which saves a step.
 constexpr int COLUMNS = LANES == 16 ? 8 : LANES;
 
 inline __attribute__((always_inline)) void load_columns(const uint8_t* const* rows, int64_t column,
@@ -81,7 +81,7 @@ inline __attribute__((always_inline)) void load_columns(const uint8_t* const* ro
   }
 }
 
-// call(an integral_constant of `rows`), 1 to MOST.
+// Calls call(integral_constant of `rows`), where rows is 1 to MOST.
 template <int MOST, typename Call>
 void with_rows(int64_t rows, Call call) {
   if constexpr (MOST > 1) {
@@ -90,7 +90,7 @@ void with_rows(int64_t rows, Call call) {
   call(std::integral_constant<int, MOST>());
 }
 
-// call(an integral_constant, the first row) of rows in parts of one size, nearly, that are MOST at most.
+// Calls call(integral_constant of the number, first row) for parts of `rows` of nearly equal size, at most MOST.
 template <int MOST, typename Call>
 void in_parts(int64_t rows, Call call) {
   const int64_t num_parts = (rows + MOST - 1) / MOST;
@@ -100,7 +100,7 @@ void in_parts(int64_t rows, Call call) {
   }
 }
 
-// VECTORS * LANES columns of as many rows as there are values in a cell: one row, or two.
+// Packs VECTORS * LANES columns of as many rows as a cell has values: one row, or two.
 template <typename T, int VECTORS>
 inline __attribute__((always_inline)) void load_values(const uint8_t* const* rows, int64_t column,
                                                        Words (&cells)[VECTORS]) {
@@ -119,17 +119,16 @@ inline __attribute__((always_inline)) void load_values(const uint8_t* const* row
   }
 }
 
-// Where the first of those vectors goes; the columns are a multiple of the LANES of as many vectors as there
-// are values in a cell. Two bfloat16 are out of order as if each vector had 16 cells.
+// The place of the first of those vectors; `column` is a multiple of LANES times the number of values in a cell. Pairs
+// of bfloat16 are out of order as if each vector had 16 cells.
 template <typename T>
 constexpr int64_t place_of(int64_t column) {
   return PER_CELL<T> == 1 ? column : column / 32 * 32 + column % 32 / 2;
 }
 
-// And where another of them goes, behind the first; if there are more than two, they begin with a multiple of
-// 32 columns.
+// The offset of another vector from the first; more than two begin at a multiple of 32 columns.
 template <typename T>
-constexpr int64_t place_behind(int vector) {
+constexpr int64_t vector_offset(int vector) {
   return PER_CELL<T> == 1 ? vector * LANES : place_of<T>(vector / 2 * 2 * LANES) + vector % 2 * 16;
 }
 

@@ -1,9 +1,9 @@
-// What attention of any kind is given: the pass, the widths of its rows, and where they lie.
+// The inputs of attention of any kind: the pass, the widths of rows, and where they are.
 //
-//   KvProblem         keys and values of their own           attention_kv.h
+//   KvProblem         separate keys and values               attention_kv.h
 //   LatentProblem     one row that is key and value at once  attention_latents.h
 //
-// Chunks and segments of keys lie at multiples of their lengths, whatever the tile: see attending.h.
+// Chunks and segments of keys begin at multiples of their lengths, whatever the tile: see attending.h.
 #pragma once
 
 #include <algorithm>
@@ -23,11 +23,11 @@ constexpr int64_t L1_ROWS = 32;   // whose scores stay in a core's first cache u
 
 constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// Keys as the cache keeps them or, where that is not what was computed, those of the query's own block as
-// they were: see attention_int4.h.
+// Keys as stored in the cache or, if that is quantized, the unquantized keys of the query's own block: see
+// attention_int4.h.
 enum class Rows { CACHED, OPEN };
 
-// Of the rows of a chunk, those of keys times the factor of scores; 0 where there is no row.
+// Scales of the rows of a chunk; those of keys are multiplied by the factor of scores. 0 where there is no row.
 struct RowScales {
   float keys[CHUNK], values[CHUNK];
 };
@@ -60,10 +60,10 @@ struct AttentionProblem {
   }
   int64_t padded_depth() const { return padded_key() / PER_CELL<T>; }
 
-  // A query that is as it has to be where it lies, or null.
+  // A query that can be used in place, or null.
   const T* find_query(int64_t, int64_t) const { return nullptr; }
 
-  // Where rows of several KV heads are read one after the other; see attention_kv.h.
+  // Whether rows of several KV heads are read one after the other; see attention_kv.h.
   bool is_read_in_place() const { return false; }
   void find_rows_of_next_head(int64_t, const uint8_t**, const uint8_t**) const {}
 

@@ -1,5 +1,5 @@
-// The products of attention, which all kinds of it share: compiled once, for each number of rows that is few
-// and for each way in which many lie.
+// The products of attention, shared by all kinds of it: compiled once, for each small number of rows and for each
+// layout of many rows.
 #include <algorithm>
 
 #include "attention_pack.h"
@@ -19,7 +19,7 @@ inline Lanes load_lanes(const float* p) {
 
 inline void store_lanes(float* p, Lanes v) { memcpy(p, &v, sizeof v); }
 
-// sum + a * b of the values in the cells, in an order of their own, always the same.
+// sum + a * b over the values of a cell, always in the same order.
 template <typename T>
 inline Lanes add_product(Lanes sum, Words a, Words b) {
   if constexpr (PER_CELL<T> == 1) {
@@ -36,7 +36,7 @@ inline Lanes add_product(Lanes sum, Words a, Words b) {
   }
 }
 
-// As many rows and vectors at once as their sums stay in registers.
+// Numbers of rows and vectors at a time whose sums stay in registers.
 constexpr int TILE_ROWS = LANES == 16 ? 8 : 4;
 constexpr int SCORED_ROWS = 8;
 constexpr int tile_vectors(int rows) { return LANES == 4 || rows < TILE_ROWS ? 4 : 2; }
@@ -45,8 +45,8 @@ constexpr int mix_vectors(int rows) {
   return rows == 1 ? 8 : rows == 2 ? 4 : 2;
 }
 
-// out[ROWS][LANES VECTORS] = out * factor + a [ROWS][depth] b [depth][LANES VECTORS]; without factors, a b.
-// Where rows and cells of a lie the compiler must know: it has not enough registers for 8 addresses.
+// out[ROWS][LANES VECTORS] = out * factor + a [ROWS][depth] b [depth][LANES VECTORS]; without factors, a b. The layout
+// of `a` is a template parameter because there are not enough registers for 8 addresses.
 template <typename T, Rowwise LAYOUT, int ROWS, int VECTORS>
 __attribute__((noinline)) void multiply_tile(const Cell* a, Cells b, int64_t depth, const float* factors,
                                              Floats out) {
@@ -88,7 +88,7 @@ void multiply_rows(const Cell* a, Cells b, int64_t depth, int64_t width, const f
 }
 
 #if HAS_NEON_MATRICES
-// As `multiply_rows` of bfloat16, by 2 x 2 sums.
+// Like `multiply_rows` for bfloat16, by 2 x 2 sums.
 template <Rowwise LAYOUT, int ROWS>
 __attribute__((noinline)) void multiply_pairs(const Cell* a, Cells b, int64_t depth, int64_t width,
                                               const float* factors, Floats out) {
@@ -140,7 +140,7 @@ __attribute__((noinline)) void multiply_pairs(const Cell* a, Cells b, int64_t de
 template <typename T, int ROWS>
 void score_rows(Cells queries, const uint8_t* const* keys, int64_t num_cells, Floats scores,
                 Upcoming& upcoming) {
-  // The sums of few rows would wait for each other, were there not those of other keys.
+  // With few rows, sums of several keys are computed at a time to hide the latency of additions.
   constexpr int SQUARES = ROWS <= (LANES == 16 ? 4 : 2) ? 2 : 1, AT_ONCE = LANES == 16 ? SQUARES : 1;
   for (int64_t key = 0; key < CHUNK; key += LANES * SQUARES) {
     Lanes sums[ROWS][SQUARES] = {};
@@ -180,7 +180,7 @@ void mix_columns(const Cell* weights, const uint8_t* const* values, int64_t colu
   for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 16
     for (int v = 0; v < VECTORS; v++)
-      sums[r][v] = load_lanes(first + r * out.stride + place_behind<T>(v)) * factors[r];
+      sums[r][v] = load_lanes(first + r * out.stride + vector_offset<T>(v)) * factors[r];
   for (int64_t k = 0; k < depth; k++) {
     upcoming.fetch(VECTORS * LANES >= 16 ? VECTORS * LANES / 16 : 1);
     Words cells[VECTORS];
@@ -196,7 +196,7 @@ void mix_columns(const Cell* weights, const uint8_t* const* values, int64_t colu
   for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 16
     for (int v = 0; v < VECTORS; v++)
-      store_lanes(first + r * out.stride + place_behind<T>(v), sums[r][v]);
+      store_lanes(first + r * out.stride + vector_offset<T>(v), sums[r][v]);
 }
 
 // The same for all columns.
@@ -298,7 +298,7 @@ void pack_values(const uint8_t* const* values, int64_t width, Cell* out) {
     Words cells[VECTORS];
     load_values<T, VECTORS>(values, column, cells);
 #pragma GCC unroll 2
-    for (int v = 0; v < VECTORS; v++) store_cells(out + place_of<T>(column) + place_behind<T>(v), cells[v]);
+    for (int v = 0; v < VECTORS; v++) store_cells(out + place_of<T>(column) + vector_offset<T>(v), cells[v]);
   }
 }
 

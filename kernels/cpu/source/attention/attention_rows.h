@@ -1,11 +1,11 @@
-// Rows of attention where its products meet the pass: queries as they read them, and what comes out.
+// Reads queries of a pass for the products of attention, and writes their results.
 #pragma once
 
 #include "attention_desk.h"
 
 namespace {
 
-// A query with zeros behind it, in the order of items that keys have.
+// A query padded with zeros, with its items in the order of the keys' items.
 template <typename Problem, typename T>
 const T* copy_query(const Problem& problem, int64_t token, int64_t head, T* query) {
   problem.load_query(token, head, query);
@@ -15,7 +15,7 @@ const T* copy_query(const Problem& problem, int64_t token, int64_t head, T* quer
   return query;
 }
 
-// Columns of 32 values that `pack_values` and `mix_few` have put out of order.
+// Restores the order of 32 columns after `pack_values` and `mix_few`.
 inline void unshuffle(f32x16& low, f32x16& high) {
   const f32x16 first =
       __builtin_shufflevector(low, high, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
@@ -25,8 +25,8 @@ inline void unshuffle(f32x16& low, f32x16& high) {
   high = second;
 }
 
-// There is one zero: whether sums of no weight came before tells nothing. Here, of columns that `pack_value_bytes`
-// and `mix_few_bytes` have put out of order.
+// Finishes columns after `pack_value_bytes` and `mix_few_bytes`, which change their order. -0 becomes 0, since the sign
+// depends on whether sums of weight 0 were added before.
 template <typename Problem, typename T>
 void store_byte_columns(const Problem& problem, const float* values, float factor, T* out) {
   const int64_t width = problem.value_width;
@@ -53,7 +53,7 @@ void store_row(const Problem& problem, const float* values, float factor, T* out
   }
 }
 
-// A row whose sums are complete.
+// Writes a row whose sums are complete.
 template <typename Problem>
 void store_out(const Problem& problem, const Tile& tile, int64_t row, const Sums& sums) {
   const int64_t head = tile.head(row), token = tile.first_token + tile.token(row);

@@ -7,7 +7,7 @@
 
 namespace {
 
-// b where one of them is NaN.
+// The maximum; b if one of them is NaN.
 f32x16 larger(f32x16 a, f32x16 b) {
 #if defined(__AVX512F__)
   return (f32x16)_mm512_maskz_max_ps(0xFFFF, (__m512)a, (__m512)b);
@@ -21,7 +21,8 @@ __m256 low_half(f32x16 v) { return (__m256)__builtin_shufflevector(v, v, 0, 1, 2
 __m256 high_half(f32x16 v) { return (__m256)__builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15); }
 #endif
 
-// As `fma`; here, of a loop, GCC would make sixteen of one number each. Elsewhere halves are slower than the loop.
+// Like `fma`; from a loop GCC would make sixteen scalar instructions here. On other CPUs halves are slower than the
+// loop.
 f32x16 fused(f32x16 a, f32x16 b, f32x16 c) {
 #if defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512F__)
   const __m256 low = _mm256_fmadd_ps(low_half(a), low_half(b), low_half(c));
@@ -32,7 +33,7 @@ f32x16 fused(f32x16 a, f32x16 b, f32x16 c) {
 #endif
 }
 
-// Polynomial of Cephes' exp2f.
+// The polynomial of Cephes' exp2f.
 f32x16 power_of_2(f32x16 x) {
   x = larger(splat(-127.0f), x);
   const f32x16 integers_only = splat(0x1.8p23f + 127.0f);
@@ -56,7 +57,7 @@ float largest_of(f32x16 v) {
   return v[0];
 }
 
-// Of 16 rows.
+// The largest item of each of 16 rows.
 f32x16 largest_of_each(f32x16* rows) {
   const auto merge = [&](int count, auto larger_of) {
     for (int i = 0; i < count; i++) rows[i] = larger_of(rows[i], rows[i + count]);
@@ -80,7 +81,7 @@ f32x16 largest_of_each(f32x16* rows) {
   return rows[0];
 }
 
-// Of 16 keys from `key` on: what products are multiplied by.
+// Factors of the products with 16 keys from `key` on.
 template <bool HAS_SCALES>
 f32x16 factors_of(const Weighing& what, int64_t key) {
   return HAS_SCALES ? load(what.key_factors + key) : splat(what.scoring.factor);
@@ -95,8 +96,8 @@ f32x16 hide(f32x16 scores, int64_t first, Visible visible) {
   return is_seen ? scores : splat(HIDDEN);
 }
 
-// Products of a row become its scores, or are left to be multiplied by `factor`; the largest by lane are returned,
-// before that.
+// Converts the products of a row to scores, or leaves the multiplication by `factor` to a later step; returns the
+// largest by lane, before that multiplication.
 template <bool HAS_SCALES>
 inline f32x16 score_row(float* row, const Weighing& what, const Visible* visible, float& factor) {
   const bool sees_all = !visible || (visible->begin == 0 && visible->end == CHUNK);
@@ -120,7 +121,7 @@ inline f32x16 score_row(float* row, const Weighing& what, const Visible* visible
   return top;
 }
 
-// Scores of a row become weights, here in T; their sums by lane are added to `total`.
+// Converts the scores of a row to weights in T; their sums by lane are added to `total`.
 template <bool HAS_SCALES, typename T>
 inline void weigh_row(const float* scores, float factor, const Weighing& what, float top, float shrink, T* weights,
                       float* total) {

@@ -1,12 +1,11 @@
-// Softmax over keys that come in chunks, several query rows at a time; scores are to the base of 2.
+// Online softmax over keys that come in chunks, for several query rows at a time; scores are logarithms to base 2.
 //
 //   top     the largest score so far          weight  = 2^(score - top)
 //   total   sum of the weights, by lane       out     = sum of weight * value
 //
-// When `top` grows, what was summed up is scaled down. Two such states become one by the same rule
-// (`merge`). A key that is hidden from a row has weight 0, and changes nothing as long as its value is finite:
-// not the last bit. A score that is seen and no number makes the whole row NaN; so does a value that is no number
-// and hidden, if it is in the same chunk as what the row sees, for 0 times NaN is NaN.
+// When `top` grows, earlier sums are scaled down. Two such states are merged by the same rule (`merge`). A masked key
+// has weight 0 and does not change a single bit as long as its value is finite. A visible score that is NaN makes the
+// whole row NaN; so does a masked NaN value in the same chunk as a visible key, as 0 times NaN is NaN.
 #pragma once
 
 #include <cfloat>
@@ -19,7 +18,7 @@ constexpr float NOTHING_YET = -FLT_MAX;  // finite, so that HIDDEN - NOTHING_YET
 // 2^x for x <= 127, within 2 ulp; 0 below -127, and NaN for NaN.
 f32x16 powers_of_2(f32x16 x);
 
-// How a product of query and key becomes a score.
+// How the product of a query and a key becomes a score.
 struct Scoring {
   float factor;  // of the product
   float cap;     // of its tanh; 0: there is none
@@ -28,14 +27,14 @@ struct Scoring {
       : factor(float(softcap == 0 ? scale * M_LOG2E : scale / softcap)), cap(float(softcap * M_LOG2E)) {}
 };
 
-// Keys of a chunk that a row sees, perhaps none: begin .. end - 1, and perhaps some that were the first of
-// all; those do not reach beyond the end.
+// Keys of a chunk that a row sees, possibly none: begin .. end - 1, and possibly some of the first keys of the context,
+// which are before `end`, too.
 struct Visible {
   int64_t begin, end;
   int64_t first_begin = 0, first_end = 0;
 };
 
-// What a row has summed up: its largest score, and the sums of its weights by lane.
+// The softmax state of a row: its largest score, and the sums of its weights by lane.
 struct Totals {
   float *tops, *totals;
   int64_t stride;  // floats from one row to the next
@@ -47,14 +46,14 @@ struct Totals {
 struct Weighing {
   int64_t rows;
   const Scoring& scoring;
-  // Of the keys of the chunk, where rows of the cache have scales, else null: scale times `scoring.factor`, and
-  // what weights are multiplied by.
+  // Factors for the keys of the chunk if the cache has scales, else null: scale times `scoring.factor`, and the factors
+  // of weights.
   const float *key_factors, *value_scales;
 };
 
-// Products of rows with a chunk of keys become weights, here in T; the sums of the weights are added to the totals,
-// and `shrinks` say by how much what was summed up before has become less. Of the keys a row sees what `visible` says,
-// and all if that is null. Rows are CHUNK apart, and go through each step together, so that none waits for its own
-// largest score. What is left in `scores` is anything.
+// Converts products of rows with a chunk of keys to weights in T; the sums of the weights are added to `totals`, and
+// `shrinks` gets the factors by which earlier sums must be scaled down. `visible`: the keys that each row sees; null:
+// all. Rows are CHUNK apart, and go through each step together, so that none waits for its own maximum. The content of
+// `scores` is undefined afterwards.
 template <typename T>
 void weigh(const Weighing& what, const Visible* visible, float* scores, Totals of, T* weights, float* shrinks);

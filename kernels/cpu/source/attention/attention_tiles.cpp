@@ -1,4 +1,4 @@
-// Products of attention by matrix tiles, and by vectors in their order; see attention_tiles.h.
+// Products of attention by matrix tiles, and by vectors with the same order of sums; see attention_tiles.h.
 #include "attention_tiles.h"
 
 #include <algorithm>
@@ -15,13 +15,13 @@ constexpr int SCORED_ROWS = 8;  // at once: both sums of each are in registers
 
 constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// What was summed up before, by factors: rounded as ever, also where denormals are zeros to what is added.
+// Scales earlier sums by factors, with normal rounding, even if denormals count as zeros in the products that follow.
 void shrink(int64_t rows, int64_t width, const float* factors, Floats out) {
   for (int64_t row = 0; row < rows; row++)
     for (int64_t column = 0; column < width; column++) out.floats[row * out.stride + column] *= factors[row];
 }
 
-// Cells as floats, [rows][num_cells][2], which a product takes from memory as it needs them.
+// Converts cells to floats [rows][num_cells][2], which a product reads from memory as it needs them.
 void widen(int64_t rows, Cells from, int64_t num_cells, float* into) {
   for (int64_t row = 0; row < rows; row++)
     for (int64_t i = 0; i < num_cells; i++) {
@@ -30,12 +30,12 @@ void widen(int64_t rows, Cells from, int64_t num_cells, float* into) {
     }
 }
 
-// Sums of ROWS rows and VECTORS vectors, of up to TILE_CELLS cells.
+// Sums of ROWS rows and VECTORS vectors over up to TILE_CELLS cells.
 template <int ROWS, int VECTORS>
 struct PartSums {
   Lanes first[ROWS][VECTORS] = {}, second[ROWS][VECTORS] = {};
 
-  // `a` are both halves of a cell of the first row; those of others are `stride` floats apart.
+  // `a`: both halves of a cell of the first row; other rows are `stride` floats apart.
   __attribute__((always_inline)) void add(const float* a, int64_t stride, int vector, Words b) {
     const Lanes low = (Lanes)(b << 16), high = (Lanes)(b & 0xFFFF0000u);
 #pragma GCC unroll 8
@@ -46,12 +46,12 @@ struct PartSums {
   }
 };
 
-// Rows of bfloat16, as the cache keeps them or as they were converted.
+// Rows of bfloat16, in the cache or converted.
 struct WideRows {
   static constexpr int VECTORS = 2, MIXED_ROWS = 4;  // of values, at once
   static constexpr int KEY_LINES = 16;               // that are read with TILE_CELLS of 16 keys
 
-  // use(i, 16 keys) of TILE_CELLS cells from `cell` on.
+  // Calls use(i, 16 keys) for TILE_CELLS cells from `cell` on.
   template <typename Use>
   __attribute__((always_inline)) void keys(const uint8_t* const* rows, int64_t cell, Use use) const {
 #pragma GCC unroll 2
@@ -69,7 +69,7 @@ struct WideRows {
     cells[0] = both[0], cells[1] = both[1];
   }
 
-  static int64_t place(int64_t column, int vector) { return place_of<bf16>(column) + place_behind<bf16>(vector); }
+  static int64_t place(int64_t column, int vector) { return place_of<bf16>(column) + vector_offset<bf16>(vector); }
 };
 
 #if HAS_BYTE_CELLS

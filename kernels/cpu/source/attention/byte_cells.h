@@ -1,4 +1,4 @@
-// 8-bit items of rows become cells of two bfloat16, by look-ups in registers.
+// Converts 8-bit items of rows to cells of two bfloat16 by table look-ups in registers.
 #pragma once
 
 #include "attention_bytes.h"
@@ -12,14 +12,14 @@
 
 namespace {
 
-// What an item without its sign stands for; as `from_int8` and `from_fp8`.
+// The value of an item without its sign, like `from_int8` and `from_fp8`.
 constexpr float size_of(Items kind, int item) {
   if (kind == Items::INT8) return float(item);
   const float of_exponent = std::bit_cast<float>(uint32_t(item < 8 ? 121 : 120 + item / 8) << 23);
   return of_exponent * (float(item % 8) / 8 + (item < 8 ? 0.0f : 1.0f));
 }
 
-// The lower or the upper bytes of all those in bfloat16.
+// The lower or the upper bytes of the bfloat16 values of all items without signs.
 constexpr std::array<uint8_t, 128> bytes_of(Items kind, int shift) {
   std::array<uint8_t, 128> bytes{};
   for (int item = 0; item < 128; item++)
@@ -32,7 +32,7 @@ alignas(64) constexpr std::array<uint8_t, 128> LOWER = bytes_of(KIND, 0);
 template <Items KIND>
 alignas(64) constexpr std::array<uint8_t, 128> UPPER = bytes_of(KIND, 8);
 
-// Words of four items become cells: of items 0 and 2, and of items 1 and 3.
+// Converts words of four items to cells of items 0 and 2, and of items 1 and 3.
 template <Items KIND>
 class Widening {
  public:
@@ -57,7 +57,7 @@ class Widening {
   const __m512i signs_ = _mm512_set1_epi8(int8_t(0x80)), lowest_ = _mm512_set1_epi16(0x00FF);
 };
 
-// BYTE_COLUMNS of two rows: four vectors of cells.
+// Converts BYTE_COLUMNS columns of two rows to four vectors of cells.
 template <Items KIND>
 inline __attribute__((always_inline)) void load_cells_of(const uint8_t* const* rows, int64_t column,
                                                          const Widening<KIND>& widen, Words* cells) {
@@ -66,7 +66,7 @@ inline __attribute__((always_inline)) void load_cells_of(const uint8_t* const* r
   widen((Words)_mm512_unpackhi_epi16(a, b), cells[2], cells[3]);
 }
 
-// call(an integral_constant of the kind).
+// Calls call(integral_constant of the kind).
 template <typename Call>
 void with_kind(Items kind, Call call) {
   if (kind == Items::INT8) return call(std::integral_constant<Items, Items::INT8>());

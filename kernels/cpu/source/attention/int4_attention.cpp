@@ -1,4 +1,4 @@
-// Causal attention over a KV cache whose full blocks have 4 bits; see kernels/paging/int4_arena.py.
+// Causal attention over a KV cache whose full blocks are int4; see kernels/paging/int4_arena.py.
 #include "attending.h"
 #include "attention_int4.h"
 

@@ -1,4 +1,4 @@
-// Rows of tokens into the paged cache, and entries out of them; see kernels/cache_write/compress.py.
+// Writes rows of tokens into the paged cache, and compresses them to entries; see kernels/cache_write/compress.py.
 #include <cmath>
 #include <limits>
 
@@ -52,7 +52,7 @@ struct Closer {
 
   int64_t row_width() const { return 2 * series * width; }
 
-  // run(values, gates, bias of gates) for the tokens of both windows, first to last.
+  // Calls run(values, gates, bias of gates) for the tokens of both windows, first to last.
   template <typename Run>
   void each_token(int64_t request, int64_t last, Run run) const {
     for (int64_t p = last - series * size + 1; p <= last; p++) {

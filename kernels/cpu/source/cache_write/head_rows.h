@@ -1,7 +1,7 @@
-// What happens to the heads of new tokens before attention: norm over each head, and rotation.
+// Prepares the heads of new tokens for attention: norm over each head, and rotation.
 //
-// Items are heads of tokens, of which a token has N + 2K: queries, keys, values. Each step rounds to the
-// dtype of the model, as the kernels it stands for would.
+// Items are heads of tokens; a token has N + 2K: queries, keys, values. Each step rounds to the dtype of the model, as
+// separate kernels would.
 #pragma once
 
 #include <algorithm>
@@ -62,7 +62,7 @@ struct HeadRowsArgs : Args {
          double eps;)
 };
 
-// The pass, and the heads that come from the product.
+// The pass, and the heads from the qkv product.
 template <typename T>
 struct HeadRows {
   const T* qkv;  // [T][N + 2K][H]
@@ -93,8 +93,8 @@ struct HeadRows {
 
   int64_t heads_a_token() const { return num_heads + 2 * arena.num_heads; }
 
-  // Item by item: queries become what attention takes; with keys and values `write(row, token, request, KV
-  // head, is_value)` is called. `request` is that of the item before, to begin with any.
+  // Processes items: queries are written for attention; for keys and values `write(row, token, request, KV head,
+  // is_value)` is called. `request` is that of the previous item, a hint where to search.
   template <typename Write>
   void prepare(int64_t item, int64_t& request, T* copy, Write write) const {
     const int64_t heads = heads_a_token(), width = arena.width, kv_heads = arena.num_heads;

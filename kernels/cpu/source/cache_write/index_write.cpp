@@ -1,6 +1,6 @@
-// Rotation of the index's queries and keys, and storing the keys; see kernels/cache_write/index_write.py.
+// Rotates the index's queries and keys, and stores the keys; see kernels/cache_write/index_write.py.
 //
-// Items are tokens. What rotates of a head comes first; the rest stays as it is.
+// Items are tokens. The rotated part of a head comes first; the rest is unchanged.
 #include "operator.h"
 #include "rows.h"
 #include "token_slots.h"

@@ -1,4 +1,4 @@
-// Norm over each head, rotation, and storing K and V in blocks that are quantised when they are full; see
+// Norm over each head, rotation, and storing K and V in blocks that are quantized once full; see
 // kernels/paging/int4_arena.py.
 #include "head_rows.h"
 #include "pass_rows.h"
@@ -9,19 +9,19 @@ namespace {
 template <typename T>
 struct Int4WriteArgs : HeadRowsArgs<T> {
   FIELDS(HeadRowsArgs<T>,
-         T* open_rows;           // see pass_rows.h
+         T* open_rows;               // see pass_rows.h
          T* pass_rows;
-         const int64_t* lanes;   // [R]
-         int64_t num_open;)      // O
+         const int64_t* open_slots;  // [R]
+         int64_t num_open;)          // O
 };
 
 template <typename T>
 struct Int4WriteProblem {
   HeadRows<T> heads;
-  T* open;  // [lanes][O][K][2][S][H]
+  T* open;  // [slots][O][K][2][S][H]
   int64_t num_open;
   PassRows<T> pass;
-  const int64_t* lanes;
+  const int64_t* open_slots;
   int64_t num_requests;
 
   Int4WriteProblem(const Int4WriteArgs<T>& args, const Pass& of)
@@ -29,7 +29,7 @@ struct Int4WriteProblem {
         open(args.open_rows),
         num_open(args.num_open),
         pass{args.pass_rows, args.num_kv_heads, args.block_size, args.width},
-        lanes(args.lanes),
+        open_slots(args.open_slots),
         num_requests(of.num_requests) {}
 
   int64_t block_size() const { return pass.block_size; }
@@ -40,18 +40,18 @@ struct Int4WriteProblem {
     return (end(request) - 1) / block_size() + 1 - first_block(request);
   }
 
-  // Of K or V of a token of the request; at `position` or after it nothing is open any more.
+  // The pass row of K or V of a token.
   T* pass_row(int64_t request, int64_t position, int64_t head, int64_t is_value) const {
     const int64_t first = pass.first(request, heads.query_starts[request]);
     return pass.row(first + position - first_block(request) * block_size(), head, is_value);
   }
   T* open_row(int64_t request, int64_t position, int64_t head, int64_t is_value) const {
-    const int64_t place = lanes[request] * num_open + position / block_size() % num_open;
+    const int64_t place = open_slots[request] * num_open + position / block_size() % num_open;
     const int64_t block = (place * pass.num_heads + head) * 2 + is_value;
     return open + (block * block_size() + position % block_size()) * pass.width;
   }
 
-  // What the open block held before the pass.
+  // Copies what the open block held before the pass.
   void fetch(int64_t request, int64_t head) const {
     copy_rows(request, head, first_block(request) * block_size(), start(request), [&](T* in_pass, T* in_open) {
       memcpy(in_pass, in_open, size_t(pass.width) * sizeof(T));
@@ -66,8 +66,8 @@ struct Int4WriteProblem {
     }
   }
 
-  // A block of the pass is quantised if it is full. The last ones stay as computed as well: what is in
-  // them may be drafts, and of the wrong ones others will take the place.
+  // Quantizes a block of the pass if it is full. The last blocks are kept unquantized as well, because they may hold
+  // drafts, and wrong ones are overwritten later.
   void finish(int64_t request, int64_t number, int64_t head) const {
     const int64_t block = first_block(request) + number, begin = block * block_size();
     const int64_t behind = begin + block_size();

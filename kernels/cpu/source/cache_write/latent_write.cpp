@@ -1,7 +1,7 @@
 // Norm, rotation, and storing latents; see kernels/cache_write/latent_write.py.
 //
-// Items are tokens: the latent and what rotates of it go into the cache, what rotates of the queries into q_rope.
-// Each step rounds to the dtype of the model, as the kernels it stands for would.
+// Items are tokens: the latent and its rotated part go into the cache, the rotated parts of queries into q_rope. Each
+// step rounds to the dtype of the model, as separate kernels would.
 #include "operator.h"
 #include "rows.h"
 #include "token_slots.h"
@@ -9,7 +9,7 @@
 
 namespace {
 
-// y = x / sqrt(mean(x^2) + eps) * weight, what is not finite being NaN.
+// y = x / sqrt(mean(x^2) + eps) * weight; infinities become NaN.
 template <typename T>
 void normalise(const T* x, const T* weight, T* y, int64_t width, float eps) {
   f32x16 squares{};

@@ -3,7 +3,7 @@
 
 namespace {
 
-// NaN if one of them is.
+// The largest |x|; NaN if any item is NaN.
 float largest_size(const float* x, int64_t width) {
   f32x16 size{}, nan_or_zero{};
   for (int64_t d = 0; d < width; d += 16) {
@@ -14,7 +14,7 @@ float largest_size(const float* x, int64_t width) {
   return largest(size) + sum(nan_or_zero);
 }
 
-// x in 8 bits; see kernels/paging/kv_quantize.py. Of a row with NaN the scale is NaN, and items are 0.
+// Quantizes x to 8 bits; see kernels/paging/kv_quantize.py. A row with NaN gets a NaN scale and items of 0.
 void quantize(const float* x, int64_t width, Items kind, uint8_t* items, float* scale) {
   const float largest = kind == Items::INT8 ? 127.0f : 448.0f;
   *scale = largest_size(x, width) / largest;
@@ -33,7 +33,7 @@ void quantize(const float* x, int64_t width, Items kind, uint8_t* items, float* 
   }
 }
 
-// A row of K or V into its place. `wide` is room for a row of floats.
+// Stores a row of K or V. `wide`: working memory for a row of floats.
 template <typename T>
 void write(const HeadRows<T>& rows, const T* x, int64_t token, int64_t request, int64_t head, bool is_value,
            float* wide) {

@@ -1,17 +1,17 @@
-// Texts of tokens that grow, and what stood in them behind the tokens that somebody ends with; see
-// kernels/drafting/token_text.py, where it is defined in Python.
+// Growing texts of tokens with look-up of what followed given tokens earlier; see kernels/drafting/token_text.py, where
+// it is defined in Python.
 //
 //   place          0  1  2  3  4  5  6        a place is before its token; pairs stand before places
 //   token          a  b  c  a  b  d  -
-//   table of pairs        ab -> 5, then 2     the last place behind each pair, and `before` each place
+//   table of pairs        ab -> 5, then 2     the last place after each pair, and `before` each place
 //                         bc -> 3  ca -> 4    the one before it
 //
-// Whoever calls lets nobody else call meanwhile.
+// Not thread-safe: callers must serialize their calls.
 #include <algorithm>
 #include <cstdint>
 #include <vector>
 
-// How texts are looked through; see kernels/drafting/token_text.py.
+// Settings of a look-up; see kernels/drafting/token_text.py.
 struct BatonLookUp {
   int64_t max_match, max_places;
   double min_share, sure_length;
@@ -37,7 +37,7 @@ struct TokenText {
 
   int64_t size() const { return int64_t(tokens.size()); }
 
-  // Where the last place behind a pair is kept, or would be.
+  // The table slot of the last place after a pair, or a free one.
   Place& slot(Token first, Token second) {
     uint64_t hash = (uint64_t(uint32_t(first)) << 32 | uint32_t(second)) * 0x9E3779B97F4A7C15u;
     const uint64_t mask = slots.size() - 1;
@@ -65,11 +65,11 @@ struct TokenText {
       if (place != NOWHERE) slot(tokens[place - 2], tokens[place - 1]) = place;
   }
 
-  // How many tokens before `place` are those before the end.
+  // The number of tokens before `place` that equal those before the end.
   int64_t match(Place place, const End& end, int64_t max_match) const;
 };
 
-// The last tokens of who asks: a text's own, where nothing else is said.
+// The last tokens to match: given ones, or those of the text itself.
 struct End {
   const Token* tokens;
   int64_t num;
@@ -85,7 +85,7 @@ int64_t TokenText::match(Place place, const End& end, int64_t max_match) const {
   return length;
 }
 
-// What stands behind a match, as far as a draft may be long, and how long the match is.
+// The tokens that follow a match, up to the longest draft, and the length of the match.
 struct Match {
   const Token* behind;
   int64_t num_behind, length;
@@ -117,10 +117,10 @@ bool are_alike(const Match& one, const Match& other) {
   return std::equal(one.behind, one.behind + one.num_behind, other.behind, other.behind + other.num_behind);
 }
 
-// The token at `at` behind a match; none where its text has ended.
+// The token at offset `at` of a match; GAP if the text has ended.
 Token token_at(const Match& match, int64_t at) { return at < match.num_behind ? match.behind[at] : GAP; }
 
-// The token that has the most weight, of several the one that was met first, and its share of all.
+// The token with the most weight, the first one found on a tie, and its share of the total.
 Token heaviest(const Matches& left, int64_t at, double& share) {
   Token tokens[MAX_MATCHES];
   int64_t weights[MAX_MATCHES], num = 0, total = 0;
@@ -151,13 +151,13 @@ void baton_text_extend(TokenText* text, const int32_t* tokens, int64_t num_token
   for (int64_t i = 0; i < num_tokens; i++) text->add(tokens[i]);
 }
 
-// Write the last tokens; there are so many.
+// Writes the last `num_tokens` tokens; the text must have as many.
 void baton_text_last(const TokenText* text, int64_t num_tokens, int32_t* tokens) {
   std::copy(text->tokens.end() - num_tokens, text->tokens.end(), tokens);
 }
 
-// Of the last places behind the last two tokens of `last`, which are the text's own if there is none, the
-// one behind the longest match, of several the last, and in `length` how long that is; 0: nowhere.
+// Among the last places that follow the last two tokens of `last` (or of the text, if null): the one after the longest
+// match, the latest on a tie, with the length of the match in `length`. 0 if there is none.
 int64_t baton_text_longest(TokenText* text, const int32_t* last, int64_t num_last,
                            const BatonLookUp* how, int64_t* length) {
   const End end(*text, last, num_last);
@@ -171,8 +171,8 @@ int64_t baton_text_longest(TokenText* text, const int32_t* last, int64_t num_las
   return best->behind - text->tokens.data();
 }
 
-// What most of the places agree on that stand behind the same tokens, here and in `other`, if there is
-// one: how many tokens, and how sure of each.
+// The continuation by majority of the places that follow the same tokens, here and in `other`, if not null. Returns the
+// number of tokens, and writes each with its confidence.
 int64_t baton_text_agreed(TokenText* text, TokenText* other, const int32_t* last, int64_t num_last,
                           const BatonLookUp* how, int64_t max_tokens, int32_t* tokens, double* confidences) {
   const End end(*text, last, num_last);

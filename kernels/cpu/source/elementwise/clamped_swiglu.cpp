@@ -1,4 +1,4 @@
-// A gate that is cut off; see kernels/elementwise/clamped_swiglu.py.
+// A clamped gate; see kernels/elementwise/clamped_swiglu.py.
 #include "functions.h"
 #include "operator.h"
 #include "rows.h"

@@ -1,4 +1,4 @@
-// Functions of single items: sums, activations and their gates, soft caps.
+// Elementwise functions: sums, activations and their gates, soft caps.
 #include "functions.h"
 #include "operator.h"
 #include "rows.h"
@@ -24,7 +24,7 @@ struct SoftCapArgs : ItemsArgs<float> {
   FIELDS(ItemsArgs<float>, double cap;)
 };
 
-// The rows of a span are one run of items, wherever rows end: no item looks at another.
+// The rows of a span are processed as one sequence of items, as items are independent.
 template <typename DoItems>
 void for_each_run(int64_t width, const Args& args, const Pass& pass, Work& work, DoItems do_items) {
   const int64_t grain = width < ITEMS_AT_ONCE ? ITEMS_AT_ONCE / width : 1;
@@ -53,7 +53,7 @@ void add(const AddArgs<T>& args, const Pass& pass, Work& work) {
   });
 }
 
-// x [rows][2 width] is gate and up side by side; y = function(gate) * up
+// x [rows][2 width] is gate and up concatenated; y = function(gate) * up
 template <typename T, typename Function>
 void gate(const ItemsArgs<T>& args, const Pass& pass, Work& work, Function function) {
   const int64_t width = args.width, rows = row_count(args, pass);

@@ -1,4 +1,4 @@
-// Some rows of a matrix; see kernels/elementwise/take_rows.py.
+// Gathers rows of a matrix; see kernels/elementwise/take_rows.py.
 #include <cstring>
 
 #include "operator.h"

@@ -1,4 +1,4 @@
-// The sum of 64-bit words, as fast as memory gives them: what the read bandwidth is measured with.
+// The sum of 64-bit words at memory bandwidth, which it is used to measure.
 #include <algorithm>
 
 #include "operator.h"

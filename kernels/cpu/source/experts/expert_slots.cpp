@@ -1,4 +1,4 @@
-// The pairs of token and choice that go to a rank's own experts, by the slots these are in. See
+// Selects the (token, choice) pairs of a rank's own experts, by the slots of these. See
 // kernels/experts/expert_slots.py.
 #include <algorithm>
 #include <cstring>
@@ -22,7 +22,7 @@ struct Copies {
   }
 };
 
-// By counting; those of others are kept behind the last slot.
+// A counting sort; pairs of other ranks come after the last slot.
 void sort_pairs(const int32_t* own, int64_t num_pairs, int64_t num_slots, int32_t* next, int32_t* pairs) {
   std::fill(next, next + num_slots + 1, 0);
   for (int64_t pair = 0; pair < num_pairs; pair++) next[own[pair]]++;

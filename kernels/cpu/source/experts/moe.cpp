@@ -1,4 +1,4 @@
-// Products by experts with packed weights; moe.h says how, and what the operators are given.
+// MoE products with packed weights; see moe.h for the division of work and the arguments.
 #include "moe.h"
 
 #include "rows.h"

@@ -1,17 +1,17 @@
-// What products by the experts of a layer have in common: pairs of token and choice, sorted by expert,
-// each multiplied by the weights of its own. See kernels/experts/moe.py.
+// Common parts of the products of a layer's experts: (token, choice) pairs are sorted by expert, and each is multiplied
+// by the weights of its expert. See kernels/experts/moe.py.
 //
-//   gate and up   items of a block of an expert's pairs and one panel; their rows of x are gathered
-//   down          items of one panel; what the pairs of a token give is added in the order of experts
+//   gate and up   an item is a block of an expert's pairs and one panel; their rows of x are gathered
+//   down          an item is one panel; the results of a token's pairs are added in the order of experts
 //
-// An expert's panel comes from memory once a pass, however many pairs it has, unless they are more than
-// stay in the cache beside it.
+// A panel of an expert is read from memory once per pass, however many pairs it has, unless they are more than fit into
+// the cache beside it.
 #pragma once
 
 #include "linear_finish.h"
 #include "linear_panels.h"
 
-// What is multiplied by which weights; the rows are those of `Rows` below.
+// The operands; the type of the rows is `Rows` below.
 template <typename T>
 struct ExpertsArgs : Args {
   FIELDS(Args,
@@ -57,7 +57,7 @@ struct Pairs {
   int64_t begin_of(int64_t expert) const { return expert ? stops[expert - 1] : 0; }
   int64_t token_of(int64_t pair) const { return numbers[pair] / int32_t(num_choices); }
 
-  // run(expert, pairs) for each block of pairs, the rows of which have so many bytes.
+  // Calls run(expert, pairs) for each block of pairs whose rows have `row_bytes` each.
   template <typename Run>
   void for_each_block(int64_t row_bytes, Run run) const {
     for (int64_t expert = 0; expert < num_experts; expert++) {
@@ -70,7 +70,7 @@ struct Pairs {
   }
 };
 
-// The same of gates that are cut off, as in GPT-OSS: (up + offset) * gate * sigmoid(alpha * gate)
+// The same for clamped gates, as in GPT-OSS: (up + offset) * gate * sigmoid(alpha * gate)
 template <typename T>
 struct ClampedGate {
   const T* bias;  // [2F] or null
@@ -138,7 +138,7 @@ static inline void moe_gate_up(const GateUpArgs<T>& args, const Rows& rows, Work
   }
 }
 
-// Of some panels, the sums over the choices of every token: float [tokens][panels][32]
+// The sums over the choices of every token, for some panels: float [tokens][panels][32]
 template <typename T>
 struct AddShare {
   const Pairs& pairs;

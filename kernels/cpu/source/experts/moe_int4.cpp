@@ -1,4 +1,4 @@
-// Products by experts with int4 weights; moe.h says how, and what the operators are given.
+// MoE products with int4 weights; see moe.h for the division of work and the arguments.
 #include "moe_quantized.h"
 #include "int4_product.h"
 

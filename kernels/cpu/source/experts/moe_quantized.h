@@ -1,11 +1,11 @@
-// Products by experts with weights of eight or four bits: rows are gathered as they are multiplied, in
-// eight bits, and a share of what goes in is part of a row's scale.
+// MoE products with int8 or int4 weights: rows are gathered with their items of 8 bits, and if the input is multiplied
+// by shares, these are part of the rows' scales.
 #pragma once
 
 #include "moe.h"
 #include "quantized_linear.h"
 
-// `Product` is made of (rows, weights, expert, num_panels).
+// `Product` is constructed from (rows, weights, expert, num_panels).
 template <typename Product>
 struct QuantizedRows {
   QuantizedWeights weights;

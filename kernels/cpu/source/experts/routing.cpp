@@ -1,4 +1,4 @@
-// Which experts a token goes to, and its shares; then all pairs of token and choice, by expert. See
+// Chooses the experts of each token, and their shares; then sorts all (token, choice) pairs by expert. See
 // kernels/experts/routing.py.
 #include <algorithm>
 #include <cmath>
@@ -17,7 +17,7 @@ constexpr float TINY_SUM = 1e-20f;
 
 int64_t padded(int64_t count) { return (count + 15) / 16 * 16; }
 
-// The scores of a token's experts, or of its choices: whole vectors, behind the last of which is `NEVER`.
+// The scores of a token's experts, or of its choices, in whole vectors padded with `NEVER`.
 struct Scores {
   float* values;
   int64_t count;
@@ -39,7 +39,7 @@ struct Scores {
     return largest(best);
   }
 
-  // The first of the best, which is then out; the first of those left, if there is nothing but NaN.
+  // Takes the first of the best scores; if only NaN is left, the first of those.
   int64_t take_best(const int32_t* taken, int64_t num_taken) const {
     const float best = most();
     int64_t e = 0;
@@ -122,7 +122,7 @@ struct Router {
         num_best(args.num_best),
         scale(float(args.scale)) {}
 
-  // `given` are the experts, if somebody else has chosen; or null.
+  // `given`: the experts, if they were chosen elsewhere; or null.
   void route(const float* logits, const int64_t* given, int32_t* experts, float* shares) const {
     for (int64_t e = 0; e < scores.count; e++) scores.values[e] = logits[e] + (bias ? bias[e] : 0);
     scores.pad();
@@ -148,7 +148,7 @@ struct Router {
   }
 
  private:
-  // Ranked by the best of their experts, or the two best. The others' are out.
+  // Ranks groups by the best score of their experts, or the sum of the best two, and excludes the other groups.
   void keep_best_groups() const {
     const int64_t size = compared.count / of_groups.count;
     for (int64_t g = 0; g < of_groups.count; g++) {
@@ -183,7 +183,7 @@ struct Router {
   }
 };
 
-// By counting: those of an expert stay in the order of their tokens.
+// A counting sort: the pairs of an expert stay in the order of tokens.
 void sort_pairs(const int32_t* experts, int64_t num_pairs, int64_t num_experts, int32_t* stops,
                 int32_t* pairs) {
   std::fill(stops, stops + num_experts, 0);

@@ -1,4 +1,4 @@
-// Attention over latents, of which one row is the key of all heads, and its beginning the value.
+// Attention over latents: one row is the key of all heads, and its beginning the value.
 //
 //   arena     [blocks][S][L + R]; see kernels/latent_attention/mla_attention.py
 #pragma once
@@ -24,7 +24,7 @@ struct LatentArgs : Args {
          double scale;)
 };
 
-// The tokens of a request, and the blocks that its keys are in.
+// The tokens of requests, and the blocks of their keys.
 struct LatentRequests {
   const int64_t *query_starts, *context_lens, *block_tables;
   int64_t count, table_stride, block_size;
@@ -69,7 +69,7 @@ struct LatentProblem : AttentionProblem<T> {
     memcpy(query + latent, q_rope + token * rope_token + head * rope_head, size_t(rotated) * sizeof(T));
   }
 
-  // Where the rows of `count` keys from position `first` on lie; if they are of an odd width, in `copies`.
+  // Finds the rows of `count` keys from position `first` on; rows of odd width are copied to `copies`.
   void find_rows(const Tile& tile, int64_t first, int64_t count, T* copies, const uint8_t** keys,
                  const uint8_t** values) const {
     const int64_t width = this->key_width, padded = this->padded_key();
@@ -85,7 +85,7 @@ struct LatentProblem : AttentionProblem<T> {
     }
   }
 
-  // The same rows, which will be read soon.
+  // Prefetches the same rows.
   void expect_rows(const Tile& tile, int64_t first, int64_t count, Upcoming& upcoming) const {
     const int64_t end = first + count, size = this->block_size;
     for (int64_t position = first, next; position < end; position = next) {

@@ -1,8 +1,8 @@
-// Which tokens each new one attends to; see kernels/latent_attention/choose_tokens.py.
+// Chooses the tokens that each new token attends to; see kernels/latent_attention/choose_tokens.py.
 //
-// A token that sees no more than are chosen takes all of them. The others are scored in runs of keys: of
-// few tokens and many keys, all threads have some, and choose when all scores are there; of a prompt each
-// thread scores and chooses for tokens of its own. How a score is computed does not depend on it.
+// A token that sees no more keys than are chosen takes all of them. For the others, scores are computed in runs of
+// keys: with few tokens and many keys, all threads take some, and choose when all scores are there; for prompts each
+// thread scores and chooses for its own tokens. Scores are the same either way.
 #include "choose_tokens.h"
 
 namespace {
@@ -79,7 +79,7 @@ class Choosing {
       }
   }
 
-  // For scores twice, then for a query and some keys.
+  // Working memory for two copies of scores, a query and some keys.
   float* scratch() {
     const size_t items = size_t(2 * longest_ + HEADS_AT_ONCE + KEYS_AT_ONCE * shape_.width) + IndexQuery::floats(shape_);
     return static_cast<float*>(work_.scratch(items * sizeof(float)));

@@ -1,4 +1,4 @@
-// The scores of an index, and the best of them; see kernels/latent_attention/choose_tokens.py.
+// The scores of an index, and the choice of the best; see kernels/latent_attention/choose_tokens.py.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ struct IndexShape {
   int64_t lanes() const { return (num_heads + HEADS_AT_ONCE - 1) / HEADS_AT_ONCE * HEADS_AT_ONCE; }
 };
 
-// One query as it is multiplied: heads side by side, zeros behind the last.
+// One query in the layout of the product: heads are adjacent, and padded with zeros.
 struct IndexQuery {
   float* items;    // [D][lanes]
   float* weights;  // [lanes]
@@ -41,8 +41,7 @@ struct IndexQuery {
   }
 };
 
-// sum over heads of w_h relu(q_h . k), of a few keys; the order of sums is the same for each of them. -inf where
-// a product is no number.
+// sum over heads of w_h relu(q_h . k) for a few keys, each with the same order of sums; -inf if a product is NaN.
 static inline void score_keys(const IndexQuery& query, const float* keys, const IndexShape& shape, float* scores) {
   const int64_t lanes = shape.lanes(), width = shape.width;
   f32x16 mixed[KEYS_AT_ONCE] = {};
@@ -65,7 +64,7 @@ static inline void score_keys(const IndexQuery& query, const float* keys, const 
   }
 }
 
-// Of the keys [first, end) of one request. `room` is for KEYS_AT_ONCE keys.
+// Scores of the keys [first, end) of one request. `room`: working memory for KEYS_AT_ONCE keys.
 template <typename T>
 void score_run(const IndexQuery& query, const T* arena, const int64_t* table, int64_t first, int64_t end,
                const IndexShape& shape, float* room, float* scores) {
@@ -85,7 +84,8 @@ void score_run(const IndexQuery& query, const T* arena, const int64_t* table, in
   }
 }
 
-// The places of the `wanted` highest of `count` scores, rising; of equals the lower. `room` is for all scores.
+// The ascending indices of the `wanted` highest of `count` scores; ties go to the lower index. `room`: working memory
+// for all scores.
 template <typename Choose>
 void choose_best(const float* scores, int64_t count, int64_t wanted, float* room, Choose choose) {
   std::copy(scores, scores + count, room);

@@ -1,11 +1,11 @@
-// Attention of each token to the latents that were chosen for it; see kernels/latent_attention/chosen_attention.py.
+// Attention of each token to its chosen latents; see kernels/latent_attention/chosen_attention.py.
 //
-// To the attention of mla_attention.cpp each token is a request of its own, and its slots are blocks of one
-// token: so a token that all it sees was chosen for gets the bits that it gets there.
+// For the attention of mla_attention.cpp each token is a request of its own, and its slots are blocks of one token. So
+// a token for which all visible tokens were chosen gets the same bits as there.
 //
-// How many they are is told by its position, which stays for the whole pass. Of what another operator gave
-// the tape uses the memory again, and a thread that comes late, when all is done, would make other items of
-// it, with another number of barriers: it would be in a wrong stage for the rest of the tape.
+// The number of chosen tokens is derived from the token's position, which stays in memory for the whole pass. It must
+// not be read from another operator's output: the tape reuses that memory, and a thread that comes late, when all is
+// done, would derive other items with another number of barriers, and be in a wrong stage for the rest of the tape.
 #include <numeric>
 #include <vector>
 
@@ -14,7 +14,7 @@
 
 namespace {
 
-// 0, 1, 2, ... `count`; of this thread.
+// 0, 1, 2, ... `count`, in memory of this thread.
 const int64_t* counting(int64_t count) {
   static thread_local std::vector<int64_t> numbers;
   if (int64_t(numbers.size()) <= count) {
@@ -24,7 +24,7 @@ const int64_t* counting(int64_t count) {
   return numbers.data();
 }
 
-// How many were chosen for each token; of this thread.
+// The number of chosen tokens of each token, in memory of this thread.
 const int64_t* counts_of(const int64_t* positions, int64_t num_tokens, int64_t most) {
   static thread_local std::vector<int64_t> counts;
   counts.resize(size_t(num_tokens));

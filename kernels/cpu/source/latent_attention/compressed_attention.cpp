@@ -1,4 +1,4 @@
-// Attention to the last tokens and to compressed entries; see kernels/latent_attention/compressed_attention.py.
+// Attention to recent tokens and to compressed entries; see kernels/latent_attention/compressed_attention.py.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t HEADS_AT_ONCE = 8, KEYS_AT_ONCE = 2;
 constexpr float LEAST = -std::numeric_limits<float>::infinity();
 
-// Entries of a request, each in the row of the token that closed its window.
+// Entries of a request; each is in the row of the token that closed its window.
 template <typename T>
 struct Entries {
   const T* arena;
@@ -26,10 +26,10 @@ struct Entries {
 
 int64_t padded(int64_t count) { return (count + 15) / 16 * 16; }
 
-// Heads in tiles, the last of which is filled up.
+// Number of tiles of heads; the last one is padded.
 int64_t tiles_of(int64_t heads) { return (heads + HEADS_AT_ONCE - 1) / HEADS_AT_ONCE; }
 
-// x [heads][width] as floats, rows of which are `step` apart, in whole tiles; what is behind is 0.
+// Converts x [heads][width], whose rows are `step` apart, to floats in whole tiles, padded with 0.
 template <typename T>
 void widen(const T* x, int64_t heads, int64_t width, int64_t step, float* y) {
   for (int64_t head = 0; head < tiles_of(heads) * HEADS_AT_ONCE; head++)
@@ -39,7 +39,7 @@ void widen(const T* x, int64_t heads, int64_t width, int64_t step, float* y) {
     }
 }
 
-// Half of each group of `SIZE` added to its other half, of a and then of b: 32 numbers become 16.
+// Adds one half of each group of `SIZE` to the other half, for a and then b: 32 numbers become 16.
 template <int SIZE>
 f32x16 add_halves(f32x16 a, f32x16 b) {
   if constexpr (SIZE == 16)
@@ -56,7 +56,7 @@ f32x16 add_halves(f32x16 a, f32x16 b) {
            __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
 }
 
-// The sums of 16 vectors, each added up as `sum` adds: halves, and halves of halves.
+// The sums of 16 vectors, each in the order of `sum`: halves, and halves of halves.
 template <int SIZE = 16>
 f32x16 sums_of(const f32x16* v) {
   if constexpr (SIZE == 1) {
@@ -68,7 +68,7 @@ f32x16 sums_of(const f32x16* v) {
   }
 }
 
-// keys[k] . q[h] -> y[k][h] of the heads of a tile: each sum in an order of its own.
+// keys[k] . q[h] -> y[k][h] for the heads of a tile; the order of each sum is fixed.
 template <int64_t NUM_KEYS, typename T>
 void products(const float* q, int64_t width, int64_t step, const T* const* keys, float* y) {
   f32x16 sums[KEYS_AT_ONCE][HEADS_AT_ONCE] = {};
@@ -84,7 +84,7 @@ void products(const float* q, int64_t width, int64_t step, const T* const* keys,
   store(y, sums_of(&sums[0][0]));
 }
 
-// finish(key, its products) for each of `count` keys.
+// Calls finish(key, its products) for each of `count` keys.
 template <typename T, typename Finish>
 void all_products(const float* q, int64_t width, int64_t step, const T* const* keys, int64_t count,
                   Finish finish) {
@@ -168,7 +168,7 @@ void choose(const ChooseEntriesArgs<T>& args, const Pass& pass, Work& work) {
     }
 }
 
-// What one token sees, in order.
+// The keys that one token sees, in order.
 template <typename T>
 struct Seen {
   const T** keys;
@@ -203,7 +203,7 @@ struct Attending {
   }
 };
 
-// Scores of all keys become weights, that of the sink being left out.
+// Converts the scores of all keys to weights; the weight of the sink is dropped.
 void softmax(float* scores, int64_t count, float sink) {
   float most = sink;
   for (int64_t k = 0; k < count; k++) most = scores[k] > most ? scores[k] : most;
@@ -217,7 +217,7 @@ void softmax(float* scores, int64_t count, float sink) {
   for (int64_t k = 0; k < count; k++) scores[k] *= inverse;
 }
 
-// The weighted sums of a few parts of all keys, from d on, of the heads of a tile; `some` are wanted.
+// The weighted sums over all keys of a few parts of the vectors, from item d on, for the `some` heads of a tile.
 template <int64_t NUM_PARTS, typename T>
 void mean(const Seen<T>& seen, const float* weights, int64_t room, int64_t d, int64_t count, T* out,
           int64_t some, int64_t width) {

@@ -1,4 +1,4 @@
-// Keys and values of heads, made from the latents of one request; see kernels/latent_attention/latent_expand.py.
+// Expands the latents of one request to keys and values of heads; see kernels/latent_attention/latent_expand.py.
 //
 // An item is a block of the cache and a head; a thread stays with a head, whose matrices stay in its cache.
 #include <algorithm>
@@ -60,7 +60,7 @@ struct Expansion {
     }
   }
 
-  // All tokens of a block times `count` rows of a head's matrix.
+  // Multiplies all tokens of a block by `count` rows of a head's matrix.
   void multiply(const T* x, const T* panels, int64_t head, int64_t count, T* out) const {
     alignas(64) float sums[MOST_TILE_ROWS * PANEL];
     const int64_t at_once = tile_rows<T>();
@@ -69,7 +69,7 @@ struct Expansion {
     for (int64_t column = 0; column < count; column += PANEL, panel += latent * PANEL) {
       for (int64_t slot = 0; slot < block_size; slot += at_once) {
         const int64_t tile = std::min(block_size - slot, at_once);
-        const Ahead<1> ahead{reinterpret_cast<const char*>(panel), 0};
+        const Prefetch<1> ahead{reinterpret_cast<const char*>(panel), 0};
         multiply_rows(tile, x + slot * cached, cached, panel, latent / Step<T>::DEPTH, ahead, sums);
         for (int64_t i = 0; i < tile; i++) {
           T* row = out + (slot + i) * width + column;

@@ -1,10 +1,10 @@
-// Chained SHA-256 names of KV blocks, cut to 128 bits; see core/block_hash.py, where they are defined
-// in a few lines of Python.
+// Chained SHA-256 names of KV blocks, truncated to 128 bits; see core/block_hash.py, where they are defined in a few
+// lines of Python.
 //
 //   name[i] = SHA-256(tokens of block i as 32-bit words, little-endian; name[i - 1])
 //
-// Only the end of a block's message needs the name before, so all of the next block that does not is
-// computed beside it.
+// Only the end of a block's message needs the previous name, so everything of the next block that does not is computed
+// in parallel.
 #include <vector>
 
 #include "sha256.h"
@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t NAME_BYTES = 16, LENGTH_BYTES = 8;
 
-// One block on its way: its tokens and what has been computed of them.
+// A block in progress: its tokens and the state of its hash.
 class Block {
  public:
   explicit Block(int64_t block_size)
@@ -27,7 +27,7 @@ class Block {
     for (int i = 0; i < LENGTH_BYTES; i++) *--end = uint8_t(num_bits >> 8 * i);
   }
 
-  // Chunks of tokens alone, and those that end with the parent's name.
+  // Number of chunks of tokens alone; the others end with the parent's name.
   int64_t num_free() const { return num_free_; }
   int64_t num_chained() const { return num_chained_; }
 
@@ -56,7 +56,7 @@ class Block {
   alignas(16) uint8_t last_[2 * sha256::CHUNK_BYTES] = {};
 };
 
-// Name blocks for as long as `next`, asked for the tokens of each, has them. How many were named.
+// Names blocks as long as `next` returns tokens; returns their number.
 template <typename Next>
 int64_t name_all(sha256::Compress compress, const uint8_t* parent, int64_t num_blocks, int64_t block_size,
                  Next next, uint8_t* names) {
@@ -86,13 +86,13 @@ int64_t name_all(sha256::Compress compress, const uint8_t* parent, int64_t num_b
 
 }  // namespace
 
-// The interpreter's own PyLong_AsLongLong: the library is linked to no interpreter.
+// The interpreter's PyLong_AsLongLong, passed in because the library is not linked to an interpreter.
 using Number = long long (*)(void* item);
 
 extern "C" {
 
-// Write the names of `num_blocks` full blocks of `tokens`, the first of which follows `parent`; by the
-// CPU's own instructions, if it has some and `is_plain` does not say otherwise.
+// Writes the names of `num_blocks` full blocks of `tokens`; `parent` is the name before the first. Uses the CPU's hash
+// instructions, if available, unless `is_plain`.
 void baton_block_names(const uint8_t* parent, const uint32_t* tokens, int64_t num_blocks,
                        int64_t block_size, int32_t is_plain, uint8_t* names) {
   name_all(
@@ -100,13 +100,13 @@ void baton_block_names(const uint8_t* parent, const uint32_t* tokens, int64_t nu
       [&](int64_t block) { return tokens + block * block_size; }, names);
 }
 
-// How the interpreter keeps numbers of one digit, 30 bits of their own: kernels/names/block_names_cpu.py finds out.
+// The memory layout of integers with one digit of 30 bits, as found out by kernels/names/block_names_cpu.py.
 struct BatonSmallNumber {
   uint64_t type, size;  // the words behind the count of references, then comes the digit; type 0: it does not
 };
 
-// The same, of Python's numbers: each is read where it is used, as to make words of all of them first takes
-// longer than the names. How many of the blocks were named: less than all, if what comes next is no token.
+// The same for Python integers. Each is read when it is used, as converting all of them first takes longer than
+// hashing. Returns the number of named blocks: less than all if the next item is not a token.
 int64_t baton_block_names_of_items(const uint8_t* parent, void* const* items, int64_t num_blocks,
                                    int64_t block_size, Number number, const BatonSmallNumber* small,
                                    uint8_t* names) {

@@ -1,6 +1,6 @@
 // Which slots hold which names; see kernels/names/holder_table.py.
 //
-// Whoever calls lets nobody else call meanwhile.
+// Not thread-safe: callers must serialize their calls.
 #include <algorithm>
 
 #include "holder_table.h"
@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t AHEAD = 24;  // names whose places are on their way from memory
 
-// Call `change` with each of the names, in order.
+// Calls `change` with each of the names, in order.
 template <typename Change>
 void walk(const HashMap& map, const Name* names, int64_t num_names, Change change) {
   HashedName keys[AHEAD];
@@ -39,7 +39,7 @@ void baton_holders_free(HolderTable* table) { delete table; }
 
 int64_t baton_holders_size(const HolderTable* table) { return table->names.size(); }
 
-// Let `slot` hold `names`; how many of them it did not hold before.
+// Adds `slot` as a holder of `names`; returns how many it did not hold before.
 int64_t baton_holders_add(HolderTable* table, uint32_t slot, const Name* names,
                           int64_t num_names) {
   int64_t num_new = 0;
@@ -51,7 +51,7 @@ int64_t baton_holders_add(HolderTable* table, uint32_t slot, const Name* names,
   return num_new;
 }
 
-// Let `slot` not hold `names`; how many of them it held.
+// Removes `slot` as a holder of `names`; returns how many it held.
 int64_t baton_holders_remove(HolderTable* table, uint32_t slot, const Name* names,
                              int64_t num_names) {
   int64_t num_gone = 0;
@@ -63,7 +63,7 @@ int64_t baton_holders_remove(HolderTable* table, uint32_t slot, const Name* name
   return num_gone;
 }
 
-// Write into `depths`, which are zeros, how many leading names each slot of `live` holds.
+// Writes to `depths`, which must be zeros, how many leading names each slot of `live` holds.
 void baton_holders_leading(const HolderTable* table, const Name* names, int64_t num_names,
                            const uint64_t* live, int64_t num_words, uint32_t* depths) {
   SlotSets::Bits still;
@@ -85,7 +85,7 @@ void baton_holders_leading(const HolderTable* table, const Name* names, int64_t 
     });
 }
 
-// Write into `depths` how many leading names of each of several prompts one slot holds.
+// Writes to `depths` how many leading names of each of several prompts one slot holds.
 void baton_holders_leading_of(const HolderTable* table, uint32_t slot, const Name* const* prompts,
                               const int64_t* num_names, int64_t num_prompts, uint32_t* depths) {
   for (int64_t i = 0; i < num_prompts; i++) {
@@ -101,14 +101,14 @@ void baton_holders_leading_of(const HolderTable* table, uint32_t slot, const Nam
   }
 }
 
-// From now on `sweep` takes these slots, which nobody adds to any more, out of all names.
+// Lets `sweep` remove these slots from all names. Nothing may be added to them any more.
 void baton_holders_begin_sweep(HolderTable* table, const uint64_t* dead, int64_t num_words) {
   table->sweeping.assign(dead, size_t(num_words));
   table->next = 0;
   table->is_swept = false;
 }
 
-// Go over `stretch` more names, or somewhat more; whether all have been gone over.
+// Processes at least `stretch` more names; returns whether all have been processed.
 int32_t baton_holders_sweep(HolderTable* table, int64_t stretch) {
   while (!table->is_swept && stretch > 0) {
     stretch -= 1 + table->names.change_segment(table->next, [&](uint32_t holders) {

@@ -1,4 +1,4 @@
-// Which slots hold which names, for other sources that look names up.
+// The table of holders, for other sources that look names up.
 #pragma once
 #include <cstdint>
 

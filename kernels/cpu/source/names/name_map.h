@@ -1,14 +1,15 @@
 // Hash tables from 128-bit names to 32-bit values.
 //
-//   hash of a name -> directory, by its first bits -> segment -> line in it, by its last -> a free place
+//   hash of a name -> directory, by its first bits -> segment -> line in it, by its last bits -> a free place
 //
-// NameMap keeps whole names, three a line of the CPU's cache. HashMap keeps 40 bits of their hashes
-// alone, seven a line, and takes names that have these in common for the same: it is for who only hints.
+// NameMap stores whole names, three per cache line. HashMap stores 40 bits of their hashes only, seven per line, and
+// confuses names that agree in these: it is for hints only.
 //
-// A full segment is split in two, by one more of the first bits: no call waits until all of a large
-// table has moved. Taking a name out moves those behind it up, so nothing is left to be cleaned up.
-// Names made to collide would split a segment without end, and double the directory each time: from
-// MAX_DEPTH on it fills up instead, and then takes none of them any more.
+// A full segment is split in two by one more of the first bits (extendible hashing), so no call has to move a whole
+// large table. Removing a name moves later ones up, so there are no tombstones.
+//
+// Names made to collide would split a segment, and double the directory, without end: from MAX_DEPTH on segments fill
+// up instead, and then no such names are added any more.
 #pragma once
 #ifdef __AVX2__
 #include <immintrin.h>
@@ -20,7 +21,7 @@ struct Name {
   uint64_t low, high;
   bool operator==(const Name&) const = default;
 
-  // Digests are random as they are; a simulator's names, say, are not.
+  // Mixed, because digests are random but a simulator's names, say, are not.
   uint64_t hash() const {
     const auto product =
         (unsigned __int128)(low ^ 0x9E3779B97F4A7C15) * (high ^ 0xD1B54A32D192ED03);
@@ -28,7 +29,7 @@ struct Name {
   }
 };
 
-// What is left of a name where only 40 bits of its hash are kept: the first 20 and the last 20.
+// The stored part of a name: the first 20 and the last 20 bits of its hash.
 struct HashedName {
   uint32_t low;
   uint8_t high;
@@ -40,14 +41,14 @@ struct HashedName {
     high = uint8_t(kept >> 32);
   }
   bool operator==(const HashedName& other) const { return low == other.low && high == other.high; }
-  // Again a hash of 64 bits: what tells segments apart first, and lines from bit 31 on.
+  // A hash of 64 bits made of them: the first bits select segments, bits from 31 on select lines.
   uint64_t hash() const {
     const uint64_t kept = uint64_t(high) << 32 | low;
     return kept >> 20 << 44 | (kept & 0xFFFFF) << 12;
   }
 };
 
-// A line of the CPU's cache: its places are taken from the first on.
+// A cache line, whose places are filled in order.
 template <typename Key, uint32_t NUM>
 struct alignas(64) MapLine {
   uint32_t values[NUM];  // 0: the place is free
@@ -56,7 +57,7 @@ struct alignas(64) MapLine {
   const Key& key(uint32_t index) const { return keys[index]; }
   void set_key(uint32_t index, const Key& key) { keys[index] = key; }
 
-  // Where `key` is, or the first free place; NUM if all are other keys'.
+  // The place of `key`, or the first free one; NUM if all are taken by other keys.
   uint32_t seek(const Key& key) const {
     uint32_t index = 0;
     while (index < NUM && values[index] && !(keys[index] == key)) index++;
@@ -99,7 +100,7 @@ struct alignas(64) MapLine<HashedName, 7> {
   }
 };
 
-// FULL_FROM: of a hundred places, how many are taken when the first segments count as full.
+// FULL_FROM: percentage of taken places from which the first segments count as full.
 template <typename Key, uint32_t PER_LINE, uint32_t FULL_FROM>
 class KeyMap {
  public:
@@ -111,11 +112,11 @@ class KeyMap {
 
   int64_t size() const { return size_; }
 
-  // Ask memory for where `key` would be.
+  // Prefetches the line of `key`.
   void prefetch(const Key& key) const { __builtin_prefetch(&line_of(key)); }
 
-  // Call `visit` with the value of each name of `names`, and its number, until it returns false. Lines
-  // are asked for far ahead and, when they have come, those behind the full ones as well.
+  // Calls `visit` with the value of each name of `names`, and its index, until it returns false. Lines are prefetched
+  // far ahead, and so are, once these have arrived, the lines after full ones.
   template <typename Visit>
   void find_all(const Name* names, int64_t num_names, Visit visit) const {
     constexpr int64_t FAR = 32, NEAR = 12;
@@ -145,15 +146,15 @@ class KeyMap {
     return segment.value(seek(segment, key));
   }
 
-  // Let `key` have `value`; with NONE it is taken out. False: there is no place for one that is new.
+  // Sets the value of `key`; NONE removes it. Returns false if there is no place for a new key.
   bool put(const Key& key, uint32_t value) {
     bool has_room = true;
     change(key, [&](uint32_t) { return value; }, &has_room);
     return has_room;
   }
 
-  // Let `key` have what `change` makes of its value, where NONE stands for a key that is not in; whether
-  // that is another one. `has_room` becomes false if there is no place for one that is new.
+  // Replaces the value of `key` by change(value), where NONE stands for a missing key; returns whether it differs.
+  // `has_room` becomes false if there is no place for a new key.
   template <typename Change>
   bool change(const Key& key, Change change, bool* has_room = nullptr) {
     Segment* segment = segment_of(key);
@@ -182,8 +183,8 @@ class KeyMap {
     return true;
   }
 
-  // Let `change` give all names whose hashes begin as `first` does another value, or NONE, and let `first` be
-  // what the next begin with: 0 behind the last. How many they were.
+  // Applies `change` to the values of all names of the segment that `first` belongs to, and advances `first` to the
+  // next segment, or to 0 after the last. Returns the number of names.
   template <typename Change>
   int64_t change_segment(uint64_t& first, Change change) {
     Segment& segment = *directory_[first_bits(first, depth_)];
@@ -219,7 +220,7 @@ class KeyMap {
       advance();
       if (line == NUM_LINES) line = 0;
     }
-    // How far `other` is behind this, all round the end.
+    // Distance to `other`, which comes later, modulo the size.
     uint32_t distance(Place other) const {
       const uint32_t from = PER_LINE * line + index, to = PER_LINE * other.line + other.index;
       return to >= from ? to - from : to + NUM_PLACES - from;
@@ -249,18 +250,18 @@ class KeyMap {
     return directory_[first_bits(hash, depth_)]->lines[line(hash)];
   }
 
-  // Where `key` is, or belongs. There is always a free place.
+  // The place of `key`, or where it belongs. There is always a free place.
   static Place seek(const Segment& segment, const Key& key) { return seek(segment, key, line(key.hash())); }
 
-  // The same where it is known which line it belongs to.
+  // The same if its line is known.
   static Place seek(const Segment& segment, const Key& key, uint32_t number) {
     for (;; number = number + 1 < NUM_LINES ? number + 1 : 0)
       if (const uint32_t index = segment.lines[number].seek(key); index < PER_LINE) return {number, index};
   }
 
-  // For hashes that begin with `first`, their first `depth` bits. Segments are full when FULL_FROM to
-  // 20 more % of their places are taken, each at another number: all grow alike, and are not to split
-  // at once.
+  // Assigns hashes whose first `depth` bits are those of `first` to the segment. Segments are full when FULL_FROM to
+  // FULL_FROM + 20 % of their places are taken, at different numbers, because all grow alike, and should not split at
+  // the same time.
   static void assign(Segment& segment, uint64_t first, uint32_t depth) {
     const uint64_t random = (first + 1) * 0x9E3779B97F4A7C15;
     segment.depth = depth;
@@ -273,7 +274,7 @@ class KeyMap {
     return segment;
   }
 
-  // Move half of the names of the segment that `hash` belongs to into a new one.
+  // Moves half of the names of the segment of `hash` to a new one.
   void split(Segment* full, uint64_t hash) {
     if (full->depth == depth_) {
       std::vector<Segment*> wider(2 * directory_.size());

@@ -1,6 +1,6 @@
-// Which prompts go through which names; see kernels/names/prefix_tree.py.
+// A radix tree of prompts' block names; see kernels/names/prefix_tree.py.
 //
-// Whoever calls lets nobody else call meanwhile.
+// Not thread-safe: callers must serialize their calls.
 #include <algorithm>
 #include <memory>
 #include <unordered_map>
@@ -18,7 +18,7 @@ struct NameHash {
 struct Stretch;
 using Stretches = std::unordered_map<Name, std::unique_ptr<Stretch>, NameHash>;  // by the first name
 
-// Names between two places where prompts part, or end.
+// An edge of the tree: names without a branch or an end of a prompt between them.
 struct Stretch {
   std::vector<Name> names;
   std::vector<std::pair<uint32_t, int64_t>> prompts;  // those that go through it, by number, in order
@@ -39,7 +39,7 @@ struct Stretch {
     const auto place = place_of(number);
     if (place != prompts.end() && place->first == number && --place->second == 0) prompts.erase(place);
   }
-  // Names are chained: equal at one depth, they are equal before it.
+  // Names are chained, so those that agree at one depth agree before it.
   int64_t num_common(const Name* others, int64_t num_others) const {
     int64_t least = 0, most = std::min(int64_t(names.size()), num_others);
     if (most && names[size_t(most - 1)] == others[most - 1]) return most;
@@ -62,7 +62,7 @@ struct Stretch {
     const Name first = behind->names[0];
     after.emplace(first, std::move(behind));
   }
-  // Take in the stretch after it, if all go on there.
+  // Merges with the edge below, if all prompts continue there.
   void join() {
     if (after.size() != 1 || after.begin()->second->prompts != prompts) return;
     const std::unique_ptr<Stretch> behind = std::move(after.begin()->second);
@@ -75,8 +75,8 @@ struct PrefixTree {
   Stretches first;
 };
 
-// Call `visit` with each stretch that a prompt goes through and how deep it is at the end of what it has in
-// common with them; how many they are.
+// Calls `visit` with each edge on the path of a prompt and the length of the common prefix at its end; returns the
+// number of edges.
 template <typename Visit>
 int64_t pass(const PrefixTree* tree, const Name* names, int64_t num_names, Visit visit) {
   const Stretches* stretches = &tree->first;
@@ -104,7 +104,7 @@ void baton_prefixes_free(PrefixTree* tree) { delete tree; }
 
 bool baton_prefixes_is_empty(const PrefixTree* tree) { return tree->first.empty(); }
 
-// A prompt of `number` goes through these names.
+// Adds a prompt of `number`.
 void baton_prefixes_add(PrefixTree* tree, uint32_t number, const Name* names, int64_t num_names) {
   Stretches* stretches = &tree->first;
   for (int64_t depth = 0; depth < num_names;) {
@@ -122,7 +122,7 @@ void baton_prefixes_add(PrefixTree* tree, uint32_t number, const Name* names, in
   }
 }
 
-// One that was added goes through them no more.
+// Removes a prompt that was added.
 void baton_prefixes_remove(PrefixTree* tree, uint32_t number, const Name* names, int64_t num_names) {
   Stretches* stretches = &tree->first;
   Stretch* last = nullptr;
@@ -142,8 +142,8 @@ void baton_prefixes_remove(PrefixTree* tree, uint32_t number, const Name* names,
   if (last) last->join();
 }
 
-// Write into `depths`, by number, how many leading names a prompt has in common with those of that number; if it
-// is not null. How many stretches it goes through.
+// Writes to `depths`, unless null, the length by number of the longest prefix that the prompt shares with one of that
+// number. Returns the number of edges on its path.
 int64_t baton_prefixes_depths(const PrefixTree* tree, const Name* names, int64_t num_names, uint32_t* depths) {
   return pass(tree, names, num_names, [&](const Stretch& stretch, int64_t depth) {
     if (!depths) return;

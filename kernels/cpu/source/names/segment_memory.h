@@ -1,8 +1,7 @@
-// Memory for the segments of a table, zeroed, on lines of the cache, and given back all at once.
+// Memory for the segments of a table: zeroed, aligned to cache lines, and freed all at once.
 //
-// The first few are allocated one by one: most tables are small. From then on many come at a time, on
-// huge pages: names are looked up at random, and with small pages most of the time would go into
-// finding the pages.
+// The first few are allocated one by one, as most tables are small. After that many are allocated at a time, on huge
+// pages: names are looked up at random, and with small pages most of the time would be spent on TLB misses.
 #pragma once
 #include <sys/mman.h>
 
@@ -43,7 +42,7 @@ class SegmentMemory {
  private:
   static constexpr size_t PAGE_BYTES = 2 << 20, MAX_ALONE = 16;
 
-  // Aligned to its size: what was mapped around it is let go.
+  // Aligned to its size: the rest of the mapping is unmapped.
   static void* new_page() {
     auto* mapped = static_cast<uint8_t*>(mmap(nullptr, 2 * PAGE_BYTES, PROT_READ | PROT_WRITE,
                                               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));

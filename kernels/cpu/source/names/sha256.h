@@ -1,5 +1,5 @@
-// SHA-256's compression (FIPS 180-4), of one chunk or of two at once: each of its steps waits for the one
-// before, so the instructions that CPUs have for it take as long for two that know nothing of each other.
+// SHA-256's compression (FIPS 180-4), of one chunk or of two at a time. Each step waits for the one before, so the
+// CPU's instructions take as long for two independent chunks as for one.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -22,7 +22,7 @@ struct State {
   };
 };
 
-// A chunk that a state is to take in.
+// A chunk, and the state to update.
 struct Job {
   State* state;
   const uint8_t* chunk;
@@ -49,7 +49,7 @@ inline uint32_t word(const uint8_t* bytes) {
 
 inline uint32_t rotated(uint32_t x, int right) { return (x >> right) | (x << (32 - right)); }
 
-// One round: `d` and `h` change, and the next is told of all words as if they had moved up by one.
+// One round: updates `d` and `h`; the caller passes the words shifted by one to the next round.
 inline void round(uint32_t a, uint32_t b, uint32_t c, uint32_t& d, uint32_t e, uint32_t f, uint32_t g,
                   uint32_t& h, uint32_t added) {
   h += (rotated(e, 6) ^ rotated(e, 11) ^ rotated(e, 25)) + ((e & (f ^ g)) ^ g) + added;

@@ -1,8 +1,8 @@
-// Sets of slots, each kept once however many names have it, as one 32-bit value.
+// Interned sets of slots: each is stored once, however many names have it, and referenced by a 32-bit value.
 //
 //   0                no slot
 //   SINGLE | slot    one slot, which takes no memory
-//   otherwise        the number of a set of two or more, as bits; freed when nobody has it
+//   otherwise        the number of a set of two or more, as bits; reference-counted
 #pragma once
 #include <algorithm>
 #include <memory>
@@ -13,7 +13,7 @@ class SlotSets {
  public:
   static constexpr uint32_t EMPTY = NameMap::NONE, SINGLE = 1u << 31;
 
-  // A set that is being put together, or read.
+  // The bits of a set.
   struct Bits {
     std::vector<uint64_t> words;
 
@@ -34,7 +34,7 @@ class SlotSets {
     for (size_t id = 1; id < next_; id++) free(set(uint32_t(id)).words);
   }
 
-  // Each takes back one use of `value` and gives one of the result.
+  // Each of these drops one reference to `value` and adds one to the result.
   uint32_t with(uint32_t value, uint32_t slot) {
     if (value == EMPTY) return SINGLE | slot;
     if (value == (SINGLE | slot)) return value;
@@ -63,7 +63,7 @@ class SlotSets {
     return slot / 64 < found.num_words && (found.words[slot / 64] >> slot % 64 & 1);
   }
 
-  // Take out of `bits` what the set lacks, telling `gone` each slot; whether any are left.
+  // Removes from `bits` the slots that are not in the set, and calls `gone` with each; returns whether any are left.
   template <typename Gone>
   bool intersect(Bits& bits, uint32_t value, Gone gone) const {
     uint64_t any = 0;
@@ -82,7 +82,7 @@ class SlotSets {
     uint32_t num_words, num_uses;
   };
 
-  // The last change of a kind: names of one chain are changed alike, one after the other.
+  // Caches the last change of a kind, as the names of a chain are changed alike, one after the other.
   struct Memo {
     uint32_t from = EMPTY, slot = 0, to = EMPTY;
   };
@@ -137,7 +137,7 @@ class SlotSets {
     return result;
   }
 
-  // The value of `scratch_`, with one more use.
+  // The value of `scratch_`, with one more reference.
   uint32_t intern() {
     auto& words = scratch_.words;
     while (!words.empty() && !words.back()) words.pop_back();

@@ -1,11 +1,11 @@
-// Rows of 8-bit items as attention takes them.
+// Converts rows of 8-bit items for attention.
 #include "arena.h"
 
 namespace {
 
 void store_exact(float* p, f32x16 v) { store(p, v); }
 
-// Of numbers that bfloat16 has.
+// Stores numbers that bfloat16 holds exactly.
 void store_exact(bf16* p, f32x16 v) {
   const u16x16 upper = __builtin_convertvector((u32x16)v >> 16, u16x16);
   memcpy(p, &upper, sizeof upper);

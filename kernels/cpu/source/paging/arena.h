@@ -1,4 +1,4 @@
-// The KV of one layer: where rows lie, and how they become what a model computes with.
+// The KV of one layer: the addresses of rows, and conversions to and from the dtype of the model.
 //
 //   unit (block, head)    items [2][S][H], then for 8-bit items scales [2][S] float32; see core/kv_layout.py
 //
@@ -8,7 +8,7 @@
 #include "operator.h"
 #include "simd.h"
 
-// The first 16 of `count` values or, if there are fewer, those and zeros.
+// The first 16 of `count` values, padded with zeros.
 template <typename T>
 static inline f32x16 load_up_to(const T* p, int64_t count) {
   return count >= 16 ? load(p) : load_part(p, count);
@@ -42,7 +42,7 @@ struct Arena {
   }
 };
 
-// T is what the model computes with.
+// T is the dtype of the model.
 template <typename T, typename Given>
 static inline Arena arena_of(const Given& args) {
   const Items items = Items(args.items);
@@ -54,7 +54,7 @@ typedef uint8_t u8x16 __attribute__((vector_size(16)));
 typedef int8_t i8x16 __attribute__((vector_size(16)));
 typedef int16_t i16x16 __attribute__((vector_size(32)));
 
-// One width at a time: what is four times as wide the compiler would convert item by item.
+// Doubles the width twice: GCC would convert to four times the width item by item.
 static inline u32x16 widen(u8x16 items) {
 #if defined(__AVX512F__)
   return (u32x16)_mm512_maskz_cvtepu8_epi32(0xFFFF, (__m128i)items);
@@ -70,21 +70,21 @@ static inline f32x16 from_int8(u8x16 items) {
   return __builtin_convertvector(__builtin_convertvector(wider, i32x16), f32x16);
 }
 
-// Sign, 4 bits of exponent and 3 of mantissa are moved to where float32 has them; the product makes up
-// for the other bias, and is exact for subnormal items too.
+// Sign, exponent (4 bits) and mantissa (3 bits) are shifted to their places in float32; the product corrects the bias,
+// and is exact for subnormal items, too.
 static inline f32x16 from_fp8(u8x16 items) {
   const u32x16 wide = widen(items);
   const u32x16 bits = ((wide & 0x80) << 24) | ((wide & 0x7F) << 20);
   return (f32x16)bits * 0x1p120f;
 }
 
-// |x| <= 127, to the nearest, ties to even: from 2^23 on float32 has no fractions.
+// For |x| <= 127; rounds to nearest, ties to even, as float32 has no fractions from 2^23 on.
 static inline u8x16 to_int8(f32x16 x) {
   const f32x16 integers_only = splat(0x1.8p23f);
   return narrow((u32x16)(x + integers_only));
 }
 
-// |x| <= 448, to the nearest, ties to even.
+// For |x| <= 448; rounds to nearest, ties to even.
 static inline u8x16 to_fp8(f32x16 x) {
   const u32x16 bits = (u32x16)x, sign = (bits >> 24) & 0x80, size = bits & 0x7FFFFFFF;
   const u32x16 normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - (120u << 3);
@@ -103,8 +103,8 @@ static inline u8x16 load_items(const uint8_t* p, int64_t count) {
   return items;
 }
 
-// The items of one 8-bit row as T, which is exact, followed by zeros up to `padded` (a multiple of 16). Their
-// scale is not in them. Shuffled: of each four in the order 0, 2, 1, 3.
+// Converts the items of one 8-bit row to T, exactly and without their scale, padded with zeros to `padded` (a multiple
+// of 16). Shuffled: each group of four is in the order 0, 2, 1, 3.
 constexpr int64_t SHUFFLED_ITEMS = 4;
 template <typename T>
 void convert(const uint8_t* items, Items kind, int64_t width, int64_t padded, bool is_shuffled, T* out);

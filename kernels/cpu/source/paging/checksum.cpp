@@ -1,7 +1,7 @@
-// XXH3-64 (seed 0, default secret) of units of memory, or of their copies as they are made; see
-// kernels/paging/checksum.py, where it is written down in a few lines of Python.
+// XXH3-64 (seed 0, default secret) of units of memory, optionally while they are copied; see
+// kernels/paging/checksum.py, where it is defined in a few lines of Python.
 //
-// One thread, the caller's: transfers have threads of their own, and the engine wants the others.
+// Only the calling thread is used: transfers have threads of their own, and the engine needs the others.
 #include "checksum.h"
 
 #include <atomic>
@@ -99,7 +99,7 @@ uint64_t up_to_240(const uint8_t* p, int64_t length) {
   return avalanche(h + mix(p + length - 16, SECRET + 136 - 17));
 }
 
-// The eight lanes of a stripe, in registers of the CPU. One of AVX-512 is slower than two of AVX2.
+// The eight lanes of a stripe in registers. One AVX-512 register is slower than two of AVX2.
 #if defined(__AVX2__)
 typedef uint64_t Lanes __attribute__((vector_size(32)));
 constexpr Lanes NEIGHBOURS = {1, 0, 3, 2};
@@ -127,7 +127,7 @@ struct Stripe {
   Lanes lanes[NUM_REGISTERS];
 
   Stripe() = default;
-  // One by one: GCC would copy the whole by way of the stack.
+  // Register by register: GCC would copy the whole through the stack.
   explicit Stripe(const uint8_t* p) {
     for (int i = 0; i < NUM_REGISTERS; i++) lanes[i] = read<Lanes>(p + i * sizeof(Lanes));
   }
@@ -164,18 +164,17 @@ struct Sums : Stripe {
   }
 };
 
-// What is read next, a while before it is: a core of its own accord looks ahead no further than the
-// end of a page, and KV lies on pages of 4 KiB.
+// Prefetch distance: the hardware prefetcher stops at the end of a page, and KV is on pages of 4 KiB.
 constexpr int64_t AHEAD = 2 * BLOCK;
 
-// Where the bytes lie that are read `AHEAD` after `p[start]`, of a unit behind which `next` is read.
+// The address that is read `AHEAD` bytes after `p[start]`: within the unit, or in `next`, which is read after it.
 const uint8_t* upcoming(const uint8_t* p, int64_t start, int64_t length, const uint8_t* next) {
   const int64_t at = start + AHEAD;
   return at < length ? p + at : next + (at - length);
 }
 
-// Of `length` bytes of `p`, which are copied there from `source` first, unless it is null. What is
-// summed up is always `p`: the source may be memory that another process changes meanwhile.
+// The checksum of `length` bytes of `p`, which are copied there from `source` first, unless it is null. It is always
+// that of `p`, because another process may change the source meanwhile.
 uint64_t over_240(uint8_t* p, const uint8_t* source, int64_t length, const uint8_t* next) {
   Sums sums;
   for (int64_t start = 0; start < length; start += BLOCK) {
@@ -184,7 +183,7 @@ uint64_t over_240(uint8_t* p, const uint8_t* source, int64_t length, const uint8
       memcpy(p + start, source + start, size_t(size));
       std::atomic_signal_fence(std::memory_order_seq_cst);  // and is read from there
     }
-    // The stripe that ends the unit is no part of its block, but comes last of all.
+    // The last stripe of a unit does not belong to its block; it is added at the end.
     const int64_t num_stripes = left > BLOCK ? BLOCK / STRIPE : (left - 1) / STRIPE;
     const uint8_t* ahead = upcoming(source ? source : p, start, length, next);
     for (int64_t i = 0; i < num_stripes; i++) {
@@ -197,8 +196,8 @@ uint64_t over_240(uint8_t* p, const uint8_t* source, int64_t length, const uint8
   return sums.merged(length);
 }
 
-// A stripe is read once, and what was read is both stored and returned, whatever is there by then.
-// It is stored past the caches: what arrives is read later, and by others.
+// Reads a stripe once, stores and returns it, so that the checksum is that of the stored data. The store bypasses the
+// caches, as received data is read later, and by other cores.
 Stripe moved(uint8_t* p, const uint8_t* source) {
   const Stripe data(source);
   std::atomic_signal_fence(std::memory_order_seq_cst);
@@ -206,7 +205,7 @@ Stripe moved(uint8_t* p, const uint8_t* source) {
   return data;
 }
 
-// As `over_240` of whole stripes, in one pass. `p` lies as `stream` wants it.
+// Like `over_240`, for whole stripes, in one pass. `p` must be aligned for `stream`.
 uint64_t streamed(uint8_t* p, const uint8_t* source, int64_t length, const uint8_t* next) {
   Sums sums;
   const int64_t last = length - STRIPE;
@@ -246,8 +245,8 @@ void copies_end() {
 #endif
 }
 
-// Of the units of all `targets`, which are copied there first where there are `sources`: as many
-// blocks, in rows that may be others.
+// The checksums of the units of all `targets`, which are copied there from `sources` first, unless null: the same
+// number of blocks, possibly with other rows.
 extern "C" void baton_checksums(const Blocks* targets, const Blocks* sources, int64_t num_units,
                                 int64_t unit_bytes, uint64_t* checksums) {
   Cursor target{targets}, source{sources ? sources : targets};

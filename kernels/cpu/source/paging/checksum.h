@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-// Stretches of units, equally many of each: one at each of `starts` behind each of `rows`.
+// Ranges of the same number of units: one at each of `starts` relative to each of `rows`.
 struct Blocks {
   uint8_t* memory;
   const int64_t* rows;
@@ -11,7 +11,7 @@ struct Blocks {
   int64_t num_rows, num_starts;
 };
 
-// Where the blocks begin, one after the other.
+// Iterates over the addresses of blocks.
 struct Cursor {
   const Blocks* blocks;
   int64_t row = 0, at = 0;
@@ -26,9 +26,9 @@ struct Cursor {
   }
 };
 
-// Of `length` bytes of `p`, which are copied there from `source` first, unless it is null. Behind
-// them `next` is read.
+// The checksum of `length` bytes of `p`, which are copied there from `source` first, unless it is null. `next` is read
+// afterwards, and prefetched.
 uint64_t checksum(uint8_t* p, const uint8_t* source, int64_t length, const uint8_t* next);
 
-// Whoever is told of the copies from now on finds them.
+// A fence after streaming stores: threads that are notified afterwards see the copies.
 void copies_end();

@@ -1,4 +1,4 @@
-// One block of one KV head in 4 bits, once all its tokens are there; see kernels/paging/int4_block.py.
+// One full block of one KV head in 4 bits; see kernels/paging/int4_block.py.
 //
 //   items    K [S][H/2], V [S][H/2]     two a byte: item d in the low bits, item d + H/2 in the high ones
 //   steps    scales of K [H], zeros of K [H], scales of V [S], zeros of V [S], in float16
@@ -15,8 +15,8 @@ constexpr float HALF_MAX = 65504;
 
 constexpr f16 HALF_NAN = 0x7E00;
 
-// Exponent and mantissa are moved to where float32 has them; the product makes up for the other bias. No
-// step is infinite: what has the largest exponent is NaN.
+// Exponent and mantissa are shifted to their places in float32; the product corrects the bias. Steps are never
+// infinite: the largest exponent means NaN.
 f32x16 from_f16(u16x16 bits) {
   const u32x16 wide = __builtin_convertvector(bits, u32x16), size = wide & 0x7FFF;
   const f32x16 number = (f32x16)(size << 13) * 0x1p112f;
@@ -36,7 +36,7 @@ f32x16 load_halves(const f16* p, int64_t count) {
   return from_f16(bits);
 }
 
-// The largest that is not above `size`, which is from 0 to HALF_MAX.
+// The largest float16 that is not above `size`, which is from 0 to HALF_MAX.
 f16 floor_of(float size) {
   const f32x16 shifted = splat(size * 0x1p-112f);
   f16 bits = f16(((u32x16)shifted)[0] >> 13);
@@ -44,13 +44,13 @@ f16 floor_of(float size) {
   return bits;
 }
 
-// The smallest that is not below it.
+// The smallest float16 that is not below `size`.
 f16 ceiling_of(float size) {
   const f16 bits = floor_of(size);
   return from_f16(bits) < size ? f16(bits + 1) : bits;
 }
 
-// How far apart items are, and where they begin. Rounded so that items 0 to 15 reach from least to most.
+// Scale and zero of items, rounded so that items 0 to 15 cover the range from the least to the largest value.
 struct Step {
   f16 scale, zero;
 
@@ -65,7 +65,7 @@ struct Step {
   }
 };
 
-// To the nearest, ties to even.
+// Rounds to nearest, ties to even.
 u32x16 items_of(f32x16 x, f32x16 scale, f32x16 zero) {
   const f32x16 divisor = scale > splat(0) ? scale : splat(1);
   f32x16 y = (x - zero) / divisor;
@@ -86,7 +86,7 @@ struct Int4Unit {
   f16* value_steps() const { return key_steps() + 2 * width; }
 };
 
-// Rows of K and V, `stride` apart, become a unit.
+// Quantizes rows of K and V, `stride` apart, to a unit.
 template <typename T>
 class Quantizing {
  public:
@@ -111,7 +111,7 @@ class Quantizing {
   }
 
  private:
-  // Of up to 16 dimensions from d on.
+  // For up to 16 dimensions from d on.
   void find_key_steps(int64_t d) const {
     const int64_t count = std::min<int64_t>(16, unit_.width - d);
     f32x16 least = load_up_to(keys_ + d, count), most = least;
@@ -158,11 +158,11 @@ class Quantizing {
   int64_t stride_;
 };
 
-// Of the low items of bytes, and of the high ones.
+// The low items of bytes, and the high ones.
 f32x16 low_of(u32x16 pairs) { return __builtin_convertvector((i32x16)(pairs & 15), f32x16); }
 f32x16 high_of(u32x16 pairs) { return __builtin_convertvector((i32x16)(pairs >> 4), f32x16); }
 
-// Slots `begin` to `end - 1` of a unit as rows of T, `padded` long: their ends are zeros.
+// Dequantizes slots `begin` to `end - 1` of a unit to rows of T, padded with zeros to `padded`.
 template <typename T>
 class Dequantizing {
  public:
@@ -183,7 +183,7 @@ class Dequantizing {
   }
 
  private:
-  // IS_WHOLE: of 16 items each, so that nothing asks how many there are.
+  // IS_WHOLE: vectors of 16 items each, so that no count is checked.
   template <bool IS_WHOLE>
   void keys_of(T* rows) const {
     const int64_t half_width = unit_.half_width();
@@ -218,7 +218,7 @@ class Dequantizing {
   }
 
 #if defined(__AVX512BW__)
-  // The items of a row stand for 16 numbers: as many bfloat16 are made, and found by item.
+  // The items of a row have 16 possible values: these are computed in bfloat16, and looked up by item.
   void look_values_up(T* rows) const {
     const int64_t half_width = unit_.half_width();
     const f32x16 items{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};

@@ -1,8 +1,8 @@
-// K and V of the blocks that a pass writes into, as they were computed; see kernels/paging/int4_arena.py.
+// The unquantized K and V of the blocks that a pass writes into; see kernels/paging/int4_arena.py.
 //
 //   pass rows   [T + R (S - 1)][2][K][H]   of request r from query_starts[r] + r (S - 1) on: first what its
 //                                          open block held before the pass, then its new tokens
-//   open rows   [lanes][O][K][2][S][H]     of each request that runs: its last blocks, from pass to pass
+//   open rows   [slots][O][K][2][S][H]     the last blocks of each running request, kept between passes
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,8 @@
-// Reads a piece of KV from a socket into its blocks, and sums up its units as they are written.
+// Receives a piece of KV from a socket into its blocks, and computes the checksums of its units while writing them.
 //
-// The system copies into a buffer that stays in the caches, which one pass moves from there to its
-// place past the caches, as `baton_checksums` does; so a block's memory is written once and read
-// not at all. One call reads a whole piece: the caller's other threads run meanwhile, and none of
-// its blocks is a step of an interpreter.
+// The kernel copies into a buffer that stays in the caches; one pass moves the data from there to its place with stores
+// that bypass the caches, as `baton_checksums` does. So a block's memory is written once and not read at all. One call
+// receives a whole piece without the GIL, and without any Python code per block.
 #include <cerrno>
 #include <cstring>
 
@@ -12,12 +11,12 @@
 
 #include "checksum.h"
 
-// How far a piece has come. It begins as zeros, and is kept until the piece is there.
+// The progress of a piece. Zeroed at the beginning, and kept until the piece is complete.
 struct Receipt {
   uint8_t header[16];
   int64_t num_header_bytes;
   int64_t num_units;
-  // Bytes in the buffer: of the units that come next.
+  // Bytes in the buffer, which belong to the next units.
   int64_t num_bytes;
   int64_t num_trailer_bytes;
 };
@@ -32,7 +31,7 @@ double seconds() {
   return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
 }
 
-// Waits for `size` bytes of which `done` are there. A negative errno is what went wrong.
+// Receives until `size` bytes are there; `done` counts them. Returns a negative errno on error.
 int fill(int socket, uint8_t* memory, int64_t size, int64_t& done) {
   if (done == size) return ALL;
   const ssize_t got = recv(socket, memory + done, size_t(size - done), MSG_WAITALL);
@@ -44,10 +43,9 @@ int fill(int socket, uint8_t* memory, int64_t size, int64_t& done) {
 
 }  // namespace
 
-// A header that is as `expected`, else ANOTHER, the units of all `targets`, with a checksum of each,
-// and a trailer of so many bytes. NOT_YET: the socket's own time limit is over, or `limit_s`; to be
-// called again, with the same buffer of `buffer_bytes`, no fewer than a unit has. ENDED: by the
-// other end.
+// Receives a header, which must equal `expected` (otherwise ANOTHER), the units of all `targets`, with a checksum of
+// each, and a trailer. NOT_YET: the socket's time limit or `limit_s` is over; call it again with the same buffer of
+// `buffer_bytes`, which holds at least one unit. ENDED: the peer closed the connection.
 extern "C" int64_t baton_receive(int64_t socket, const Blocks* targets, int64_t num_units,
                                  int64_t unit_bytes, const uint8_t* expected, uint8_t* buffer,
                                  int64_t buffer_bytes, double limit_s, Receipt* receipt,

@@ -1,9 +1,8 @@
-// Sends a piece of KV to a socket from its blocks, and sums up its units on the way.
+// Sends a piece of KV to a socket from its blocks, and computes the checksums of its units on the way.
 //
-// Units are summed up right before they are sent, some at a time: so the system copies them from
-// the caches of the core, and memory is read once. Their checksums follow the piece. One call sends
-// a whole piece: the caller's other threads run meanwhile, and none of its blocks is a step of an
-// interpreter.
+// Units are checksummed in groups right before they are sent, so that the kernel copies them from the core's caches,
+// and memory is read once. The checksums follow the piece. One call sends a whole piece without the GIL, and without
+// any Python code per block.
 #include <cerrno>
 
 #include <sys/socket.h>
@@ -12,11 +11,11 @@
 
 #include "checksum.h"
 
-// How far a piece has come. It begins as zeros, and is kept until the piece is sent.
+// The progress of a piece. Zeroed at the beginning, and kept until the piece is sent.
 struct Dispatch {
-  // Units that are summed up.
+  // Number of units with a checksum.
   int64_t num_units;
-  // Bytes of the header, the units and their checksums that have left.
+  // Bytes of the header, the units and their checksums that were sent.
   int64_t num_bytes;
 };
 
@@ -44,13 +43,13 @@ struct Piece {
   }
 };
 
-// What one call of the system sends: memory that lies end to end is one part.
+// The parts that one system call sends; adjacent memory is merged into one part.
 struct Parts {
   iovec parts[MAX_PARTS];
   int count = 0;
   int64_t num_bytes = 0;
 
-  // False if there is no room for it.
+  // Returns false if there is no room for it.
   bool add(const void* memory, int64_t size) {
     if (!size) return true;
     iovec* last = count ? &parts[count - 1] : nullptr;
@@ -65,7 +64,7 @@ struct Parts {
   }
 };
 
-// From byte `from` of header, units and checksums on, as far as units are summed up.
+// Collects header, units and checksums from byte `from` on, as far as units have checksums.
 void collect(Parts& parts, const Piece& piece, const uint8_t* header, int64_t num_summed,
              const uint64_t* checksums, int64_t from) {
   if (from < HEADER_BYTES) {
@@ -85,9 +84,9 @@ void collect(Parts& parts, const Piece& piece, const uint8_t* header, int64_t nu
 
 }  // namespace
 
-// A header of 16 bytes, the units of all `sources`, then the checksum of each. `at_once` bytes, or
-// one unit, are summed up before they are sent. NOT_YET: the socket's own time limit is over, or
-// `limit_s`; to be called again, with the same `checksums`. A negative number: an errno.
+// Sends a header of 16 bytes, the units of all `sources`, then the checksum of each unit. `at_once` bytes, or one unit,
+// are checksummed before they are sent. NOT_YET: the socket's time limit or `limit_s` is over; call it again with the
+// same `checksums`. A negative number is an errno.
 extern "C" int64_t baton_send(int64_t socket, const Blocks* sources, int64_t num_units,
                               int64_t unit_bytes, const uint8_t* header, int64_t at_once,
                               double limit_s, Dispatch* dispatch, uint64_t* checksums) {
@@ -116,7 +115,7 @@ extern "C" int64_t baton_send(int64_t socket, const Blocks* sources, int64_t num
     if (sent < 0)
       return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? NOT_YET : -errno;
     dispatch->num_bytes += sent;
-    // A call that does not send all has waited for long.
+    // A call that did not send everything has waited for the socket's time limit.
     if (sent < parts.num_bytes || seconds() > until)
       return dispatch->num_bytes < total ? NOT_YET : ALL;
   }

@@ -1,4 +1,4 @@
-// Where tokens lie in a paged arena of one vector a token: arena [blocks][S][width].
+// Addresses of tokens in a paged arena with one vector per token: arena [blocks][S][width].
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@ struct TokenSlots {
   const int64_t *positions, *query_starts, *tables;
   int64_t block_size, table_stride;
 
-  // Whose token it is. `request` is where to begin to look: that of a token before.
+  // The request of a token. `request`: that of an earlier token, where the search begins.
   int64_t request_of(int64_t token, int64_t request) const {
     if (token < query_starts[request]) request = 0;
     while (token >= query_starts[request + 1]) request++;

@@ -1,4 +1,4 @@
-// Queries that grow with their position; see kernels/positions/query_temperature.py.
+// Scales queries by their position; see kernels/positions/query_temperature.py.
 #include <cmath>
 
 #include "operator.h"

@@ -1,4 +1,4 @@
-// Rotary positions of the ends of heads; see kernels/positions/rope_tail.py.
+// Rotary positions of the last dimensions of heads; see kernels/positions/rope_tail.py.
 #include <cmath>
 
 #include "operator.h"

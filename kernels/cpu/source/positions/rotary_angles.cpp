@@ -12,11 +12,11 @@ struct CosSin {
   f32x16 cos, sin;
 };
 
-// To within 2 units in the last place for |angle| < 2^20.
+// Within 2 ulp for |angle| < 2^20.
 //
-// What quarters of a turn leave of the angle is worked out in double, in which a quarter has 33 digits
-// and a rest, so that multiples of it are exact: of a million radians float would leave no digit. The
-// polynomials are Moshier's (Cephes).
+// The angle is reduced to a quarter of a turn in double, with the quarter split into 33 bits and a rest, so that
+// multiples of it are exact: for a million radians, float would leave no correct bit. The polynomials are Moshier's
+// (Cephes).
 CosSin cos_sin(f32x16 angle) {
   const f64x16 wide = __builtin_convertvector(angle, f64x16);
   const double shift = 6755399441055744.0;  // 1.5 * 2^52

@@ -5,7 +5,7 @@
 
 namespace {
 
-// Pairs of x, as y: `step` apart from the next pair, `apart` from each other.
+// Rotates pairs of x to y: items of a pair are `apart`, pairs `step` apart.
 template <bool IS_STORED, typename T>
 void rotate(const T* x, const float* cos, const float* sin, int64_t half, bool is_interleaved, T* y) {
   const int64_t step = is_interleaved ? 2 : 1, apart = is_interleaved ? 1 : half;

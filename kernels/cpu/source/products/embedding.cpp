@@ -1,4 +1,4 @@
-// Rows of a table, by number; see kernels/products/embedding.py.
+// Looks up rows of a table; see kernels/products/embedding.py.
 #include "linear_tile.h"
 
 namespace {
@@ -15,7 +15,7 @@ void copy_row(const T* table, int64_t row, int64_t width, T* y) {
   memcpy(y, table + row * width, size_t(width) * sizeof(T));
 }
 
-// Of a packed table: every step has its items of all columns of a panel side by side.
+// A row of a packed table: in each step the items of all columns of a panel are adjacent.
 template <typename T>
 void gather_row(const T* packed, int64_t row, int64_t width, T* y) {
   constexpr int64_t DEPTH = Step<T>::DEPTH;

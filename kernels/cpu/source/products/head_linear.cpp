@@ -1,7 +1,7 @@
 // Products of each head with a matrix of its own; see kernels/products/head_linear.py.
 //
-// An item is one panel of a head and a block of rows; a block, as large as the second-level cache holds,
-// meets all panels before the next does.
+// An item is one panel of a head and a block of rows. A block is as large as the L2 cache holds, and is multiplied by
+// all panels before the next one.
 #include <algorithm>
 
 #include "linear_finish.h"
@@ -48,7 +48,7 @@ struct Heads {
     const T* weights = panels + (head * num_panels() + panel) * panel_items;
     for (int64_t token = tokens.begin; token < tokens.end; token += at_once) {
       const int64_t count = std::min(tokens.end - token, at_once);
-      const Ahead<1> ahead{reinterpret_cast<const char*>(weights + panel_items), STEP_BYTES};
+      const Prefetch<1> ahead{reinterpret_cast<const char*>(weights + panel_items), STEP_BYTES};
       multiply_rows(count, x + token * token_stride + head * head_stride, token_stride, weights,
                     num_steps, ahead, sums);
       for (int64_t i = 0; i < count; i++)

@@ -1,4 +1,4 @@
-// Products with int4 weights, one scale an output and group of 32; see kernels/products/int4_weight.py.
+// Products with int4 weights, with one scale per output and group of 32; see kernels/products/int4_weight.py.
 #include "int4_product.h"
 
 OPERATOR(int4_linear_f32, QuantizedLinearArgs<float, float>) { quantized_linear<Int4Product>(args, pass, work); }

@@ -1,4 +1,4 @@
-// Tiles of products with int4 weights, for each number of rows that one can have.
+// Tiles of products with int4 weights, for each number of rows of a tile.
 #include "int4_product.h"
 #include "neon_tile.h"
 
@@ -13,14 +13,14 @@ static inline Lanes load_scales(const uint8_t* p) {
 }
 
 #if defined(__aarch64__)
-template <int ROWS, Asking ASKING>
+template <int ROWS, PrefetchLines PREFETCH>
 void Int4Product::multiply_tile(int64_t row, int64_t panel, const uint8_t* next, float* y) const {
   constexpr int AT_ONCE = ROWS == 1 ? 4 : 2;
   for (int64_t column = 0; column < PANEL; column += AT_ONCE * LANES) {
     const uint8_t* group = weights + panel * panel_bytes;
     Lanes totals[ROWS][AT_ONCE] = {};
     for (int64_t k = 0; k < rows.width; k += GROUP, group += INT4_GROUP_BYTES) {
-      if (column == 0) ask<ASKING, LINES>(next + (group - weights - panel * panel_bytes));
+      if (column == 0) prefetch<PREFETCH, LINES>(next + (group - weights - panel * panel_bytes));
       neon::ByteSums<ROWS, AT_ONCE> sums;
       neon::add_group(sums, rows.values(row) + k, rows.stride, [&](int64_t step, int v) {
         const uint8_t* both = group + SCALE_BYTES + (step / 2 * PANEL + column + v * LANES) * 4;
@@ -43,7 +43,7 @@ void Int4Product::multiply_tile(int64_t row, int64_t panel, const uint8_t* next,
   }
 }
 #else
-// Inline, or the sums would go through memory.
+// Must be inlined, or the sums would go through memory.
 template <int ROWS>
 inline __attribute__((always_inline)) void Int4Product::multiply_group(int64_t row, int64_t k,
                                                                        const uint8_t* halves,
@@ -68,12 +68,12 @@ inline __attribute__((always_inline)) void Int4Product::multiply_group(int64_t r
   }
 }
 
-template <int ROWS, Asking ASKING>
+template <int ROWS, PrefetchLines PREFETCH>
 void Int4Product::multiply_tile(int64_t row, int64_t panel, const uint8_t* next, float* y) const {
   const uint8_t* group = weights + panel * panel_bytes;
   Lanes totals[ROWS][VECTORS] = {};
   for (int64_t k = 0; k < rows.width; k += GROUP) {
-    ask<ASKING, LINES>(next);
+    prefetch<PREFETCH, LINES>(next);
     Ints sums[ROWS][VECTORS];
     multiply_group<ROWS>(row, k, group + SCALE_BYTES, sums);
 #pragma GCC unroll 8
@@ -95,7 +95,7 @@ void Int4Product::multiply_tile(int64_t row, int64_t panel, const uint8_t* next,
 }
 #endif
 
-// [8 steps][32][4]: as int8 weights lie.
+// Unpacks a group to [8 steps][32][4], the layout of int8 weights.
 static void unpack_group(const uint8_t* halves, uint8_t* bytes) {
   for (int64_t at = 0; at < GROUP / 2 * PANEL; at += LANES * 4) {
     const Bytes both = load_bytes(halves + at), low = low_halves(both), high = high_halves(both);
@@ -105,7 +105,7 @@ static void unpack_group(const uint8_t* halves, uint8_t* bytes) {
   }
 }
 
-// y [rows][32] = what the groups before gave + the sums of one, times its scales.
+// y [rows][32] += the sums of a group times its scales.
 static void add_group(const int32_t* sums, const uint8_t* scales, Span of, int64_t number, const Int8Rows& rows,
                       float* y) {
   for (int64_t column = 0; column < PANEL; column += LANES) {
@@ -121,7 +121,7 @@ static void add_group(const int32_t* sums, const uint8_t* scales, Span of, int64
   }
 }
 
-void Int4Product::multiply_by_tiles(Asking asking, Span of, int64_t panel, const uint8_t* next, float* y) const {
+void Int4Product::multiply_by_tiles(PrefetchLines lines, Span of, int64_t panel, const uint8_t* next, float* y) const {
   constexpr int64_t STEPS = GROUP / 4, LINE = 64;
   alignas(64) uint8_t bytes[STEPS * STEP_BYTES];
   alignas(64) int32_t sums[AMX_ROWS * PANEL];
@@ -130,9 +130,9 @@ void Int4Product::multiply_by_tiles(Asking asking, Span of, int64_t panel, const
   std::fill(y, y + count * PANEL, 0.0f);
   for (int64_t k = 0; k < rows.width; k += GROUP, group += INT4_GROUP_BYTES, next += INT4_GROUP_BYTES) {
     unpack_group(group + SCALE_BYTES, bytes);
-    const TilesAhead ahead{reinterpret_cast<const char*>(next),
-                           asking == Asking::NONE ? 0 : INT4_GROUP_BYTES / STEPS,
-                           asking == Asking::HALF ? 2 * LINE : LINE};
+    const TilePrefetch ahead{reinterpret_cast<const char*>(next),
+                           lines == PrefetchLines::NONE ? 0 : INT4_GROUP_BYTES / STEPS,
+                           lines == PrefetchLines::HALF ? 2 * LINE : LINE};
     multiply_int8_by_tiles(count, {rows.values(of.begin) + k, rows.stride, bytes, STEPS}, ahead, sums);
     add_group(sums, group, of, k / GROUP, rows, y);
   }
@@ -140,7 +140,7 @@ void Int4Product::multiply_by_tiles(Asking asking, Span of, int64_t panel, const
     for (int64_t column = 0; column < PANEL; column++) y[r * PANEL + column] *= rows.scale(of.begin + r);
 }
 
-void Int4Product::multiply(Asking asking, Span rows, int64_t panel, const uint8_t* next, float* sums) const {
-  if (goes_by_tiles(rows.end - rows.begin)) return multiply_by_tiles(asking, rows, panel, next, sums);
-  run_tile_of(*this, asking, rows, panel, next, sums);
+void Int4Product::multiply(PrefetchLines lines, Span rows, int64_t panel, const uint8_t* next, float* sums) const {
+  if (goes_by_tiles(rows.end - rows.begin)) return multiply_by_tiles(lines, rows, panel, next, sums);
+  run_tile_of(*this, lines, rows, panel, next, sums);
 }

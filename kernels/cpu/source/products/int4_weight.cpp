@@ -1,9 +1,10 @@
-// Weights to int4, and rows of them back; see kernels/products/int4_weight.py.
+// Quantizes weights to int4, and dequantizes rows of them; see kernels/products/int4_weight.py.
 #include "quantized_panel.h"
 
 namespace {
 
-// With it the number that is furthest from 0 becomes -8, for there is no 8. NaN if one of them is no number.
+// The scale with which the item of the largest magnitude becomes -8, since 8 does not exist. NaN if an item is infinite
+// or NaN.
 float scale_of(f32x16 low, f32x16 high) {
   const float top = largest(larger(low, high)), bottom = -largest(larger(-low, -high));
   const float poison = sum(low * 0.0f + high * 0.0f);
@@ -17,7 +18,7 @@ i32x16 codes(f32x16 w, float inverse) {
   return positive < 15 ? positive : i32x16{} + 15;
 }
 
-// A row of W into a column of a panel.
+// Quantizes a row of W into a column of a panel.
 template <typename T>
 void quantize(const T* w, int64_t width, int64_t padded, uint8_t* panel, int64_t column) {
   for (int64_t k = 0; k < padded; k += GROUP) {

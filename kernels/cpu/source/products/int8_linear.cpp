@@ -1,4 +1,4 @@
-// Products with int8 weights, one scale an output; see kernels/products/int8_weight.py.
+// Products with int8 weights, with one scale per output; see kernels/products/int8_weight.py.
 #include "int8_product.h"
 
 OPERATOR(int8_linear_f32, QuantizedLinearArgs<float, float>) { quantized_linear<Int8Product>(args, pass, work); }

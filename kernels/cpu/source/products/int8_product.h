@@ -1,9 +1,9 @@
-// Products with int8 weights, one scale an output; see kernels/products/int8_weight.py.
+// Products with int8 weights, with one scale per output; see kernels/products/int8_weight.py.
 #pragma once
 
 #include "quantized_linear.h"
 
-// panels [K / 4][32][4] of u = w + 128, scales [panels][32]; by matrix tiles where the process uses them
+// Panels [K / 4][32][4] of u = w + 128, scales [panels][32]. Matrix tiles are used if the process uses them.
 struct Int8Product {
   static constexpr int MAX_ROWS = MAX_TILE_ROWS, LINES = 2;
   static constexpr int64_t MOST_ROWS = MOST_BLOCK_ROWS;
@@ -14,22 +14,22 @@ struct Int8Product {
   const float* scales;
   int64_t panel_bytes;
 
-  // By the weights, or by those of one of several experts.
+  // For the weights, or for those of one of several experts.
   Int8Product(const Int8Rows& rows, const QuantizedWeights& of, int64_t expert = 0, int64_t num_panels = 0)
       : rows(rows),
         weights(of.panels + expert * num_panels * PANEL * rows.width),
         scales(of.scales + expert * num_panels * PANEL),
         panel_bytes(PANEL * rows.width) {}
 
-  // Compiled once, in int8_product.cpp, for all that multiply by such weights.
-  void multiply(Asking asking, Span rows, int64_t panel, const uint8_t* next, float* sums) const;
+  // Compiled once, in int8_product.cpp, for all operators with such weights.
+  void multiply(PrefetchLines lines, Span rows, int64_t panel, const uint8_t* next, float* sums) const;
 
-  template <int ROWS, Asking ASKING>
+  template <int ROWS, PrefetchLines PREFETCH>
   void multiply_tile(int64_t row, int64_t panel, const uint8_t* next, float* y) const;
 
  private:
-  void multiply_by_tiles(Asking asking, Span rows, int64_t panel, const uint8_t* next, float* y) const;
+  void multiply_by_tiles(PrefetchLines lines, Span rows, int64_t panel, const uint8_t* next, float* y) const;
 
-  // Of the sum for some columns to what it stands for.
+  // Multiplies the integer sums of some columns by the scales of row and columns, and stores the floats.
   void store_scaled(Ints sums, int64_t row, int64_t column, float* y) const;
 };

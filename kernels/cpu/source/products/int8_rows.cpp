@@ -1,4 +1,4 @@
-// Activations to eight bits, a scale a row; see kernels/products/int8_rows.py.
+// Quantizes activations to 8 bits, with one scale per row; see kernels/products/int8_rows.py.
 #include "int8_rows.h"
 
 namespace {

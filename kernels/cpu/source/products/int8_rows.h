@@ -1,12 +1,13 @@
-// Rows of activations in eight bits, as products with int8 and int4 weights read them.
+// Rows of activations quantized to 8 bits, in the form that products with int8 and int4 weights read.
 //
 //   x = scale * q,  q in [-127, 127], one scale a row
 //
 //   bytes of a row:  q [K]   offset_of_group [K / 32] int32   offset int32   scale float   (padding)
 //
-// K is padded to whole groups of 32, by zeros. Weights are kept unsigned, u = w + 8 or u = w + 128,
-// because CPUs multiply unsigned by signed bytes. What that adds to a product depends on the row alone
-// and is taken off again:   q . w = q . u - 8 sum(q)   or   q . u - 128 sum(q).
+// K is padded with zeros to whole groups of 32. Weights are stored unsigned, u = w + 8 or u = w + 128, because CPUs
+// multiply unsigned by signed bytes. The excess in a product depends on the row only, and is subtracted again:
+//
+//   q . w = q . u - 8 sum(q)   or   q . u - 128 sum(q)
 #pragma once
 
 #include "functions.h"
@@ -14,7 +15,7 @@
 
 constexpr int64_t GROUP = 32;
 
-// What is less counts as 0: the inverse of its scale would not be finite.
+// Rows with a smaller maximum count as 0: the inverse of their scale would overflow.
 constexpr float TINY = 1e-30f;
 
 struct Int8Rows {
@@ -39,7 +40,7 @@ static inline f32x16 larger(f32x16 a, f32x16 b) { return a > b ? a : b; }
 
 static inline i32x16 to_int(f32x16 v) { return __builtin_convertvector(nearest(v), i32x16); }
 
-// Sixteen from x[at] on, with zeros behind x[width - 1].
+// 16 items from x[at] on, padded with zeros after x[width - 1].
 template <typename T>
 static inline f32x16 load_padded(const T* x, int64_t at, int64_t width) {
   if (at + 16 <= width) return load(x + at);
@@ -56,7 +57,7 @@ static inline int32_t total(i32x16 v) {
   return both[0] + both[1] + both[2] + both[3] + both[4] + both[5] + both[6] + both[7];
 }
 
-// Writes a row of x in eight bits. A number that is not finite makes the scale NaN, and with it all products of the row.
+// Quantizes a row of x. An infinity or NaN makes the scale NaN, and so all products of the row.
 template <typename T>
 static inline void round_row(const T* x, int64_t width, const Int8Rows& rows, int64_t row) {
   f32x16 furthest{}, poison{};

@@ -1,12 +1,12 @@
-// Weights to int8, and rows of them back; see kernels/products/int8_weight.py.
+// Quantizes weights to int8, and dequantizes rows of them; see kernels/products/int8_weight.py.
 #include "quantized_panel.h"
 
 namespace {
 
 typedef uint8_t u8x16 __attribute__((vector_size(16)));
 
-// A row of W into a column of a panel; gives its scale, which is NaN if the row is not all finite: else a
-// NaN in it would become some number.
+// Quantizes a row of W into a column of a panel and returns its scale, which is NaN if the row has an infinity or NaN:
+// quantized, such an item would become an ordinary number.
 template <typename T>
 float quantize(const T* w, int64_t width, int64_t padded, uint8_t* panel, int64_t column) {
   f32x16 furthest{}, poison{};

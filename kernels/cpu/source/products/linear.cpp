@@ -1,6 +1,6 @@
 // Matrix products with packed weights; see kernels/products/packed_weight.py.
 //
-// The work is cut into blocks of rows, and their panels.
+// The work is divided into blocks of rows, and these into panels.
 #include "linear_finish.h"
 #include "linear_panels.h"
 

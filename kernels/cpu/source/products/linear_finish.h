@@ -1,11 +1,11 @@
-// What becomes of the sums of a row and a panel: bias, gate, rounding, and their place in y, which is asked for before
-// they are multiplied.
+// Finishes the sums of a row and a panel: adds the bias, applies the gate, rounds, and stores them in y. The
+// destination is prefetched before the product.
 #pragma once
 
 #include "functions.h"
 #include "linear_tile.h"
 
-// Of `count` items that will be written: else each line would be waited for when all are written at once.
+// Prefetches `count` items for writing; otherwise each line would be waited for when all are written at once.
 template <typename T>
 static inline void expect_to_write(T* p, int64_t count) {
   for (int64_t i = 0; i < count; i += 64 / int64_t(sizeof(T))) __builtin_prefetch(p + i, 1);
@@ -24,7 +24,7 @@ static inline f32x16 load_up_to(const T* p, int64_t count) {
   return count >= 16 ? load(p) : count > 0 ? load_part(p, count) : f32x16{};
 }
 
-// That the sums of a row and a panel come, for a finish that knows where they go.
+// Prefetches the destination of a row and a panel, if the finish knows it.
 template <typename Finish>
 static inline void expect_sums(const Finish& finish, int64_t row, int64_t panel) {
   if constexpr (requires { finish.expect(row, panel); }) finish.expect(row, panel);
@@ -50,7 +50,7 @@ struct AddBias {
   }
 };
 
-// y [rows][F] = act(left half + bias) * (right half + bias): of gates and ups 16 by 16
+// y [rows][F] = act(left half + bias) * (right half + bias): 16 columns of the gate and 16 of up alternate
 template <typename T, f32x16 activation(f32x16)>
 struct Gate {
   const T* bias;  // [2F] or null

@@ -1,4 +1,4 @@
-// Puts a matrix of weights into the order that products read it in; see kernels/products/packed_weight.py.
+// Packs a matrix of weights in the order in which products read it; see kernels/products/packed_weight.py.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -7,7 +7,7 @@
 
 namespace {
 
-// Both dtypes are packed by words of four bytes: one float, or two neighbours of a row in bf16.
+// Both dtypes are packed by words of four bytes: one float, or two adjacent bf16 items of a row.
 constexpr int64_t WORDS_AT_ONCE = 16;  // a cache line
 
 struct Matrix {
@@ -15,7 +15,7 @@ struct Matrix {
   int64_t num_rows, row_bytes;
   bool is_gated;
 
-  // The row that a column of a panel is; null behind the last.
+  // The row of a column of a panel; null after the last row.
   const char* row_of(int64_t panel, int64_t column) const {
     int64_t row = panel * PANEL + column, end = num_rows;
     if (is_gated) {

@@ -1,6 +1,6 @@
-// Some rows of x times some panels of W^T: as many rows at once as stay in the second-level cache.
+// Some rows of x times some panels of W^T, with as many rows at a time as stay in the L2 cache.
 //
-// A panel comes from memory for the first tile of rows and from the cache for the others.
+// A panel comes from memory for the first tile of rows, and from the cache for the others.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@ struct Factors {
   int64_t panel_items() const { return num_steps * PANEL * Step<T>::DEPTH; }
 };
 
-// Blocks are of one size, or the last would read all panels for a few rows.
+// Blocks have equal sizes, or the last might read all panels for a few rows.
 static inline int64_t rows_of_block(int64_t num_rows, int64_t row_bytes) {
   const int64_t bytes = uses_tiles() ? X_BYTES_OF_TILES : X_BYTES;
   const int64_t most = std::max<int64_t>(bytes / row_bytes, 32);
@@ -33,10 +33,10 @@ static inline int64_t rows_of_block(int64_t num_rows, int64_t row_bytes) {
   return (rows + of_tile - 1) / of_tile * of_tile;
 }
 
-// One panel of some rows, tile by tile.
+// Multiplies some rows by one panel, tile by tile.
 template <typename T, int LEVEL, typename Finish>
 __attribute__((noinline)) void multiply_panel(const Factors<T>& factors, Span rows, int64_t at_once, int64_t panel,
-                                              Ahead<LEVEL> ahead, const Finish& finish) {
+                                              Prefetch<LEVEL> ahead, const Finish& finish) {
   alignas(64) float sums[MOST_BLOCK_ROWS * PANEL];
   for (int64_t row = rows.begin; row < rows.end; row += at_once) {
     const int64_t count = std::min(rows.end - row, at_once);
@@ -48,24 +48,25 @@ __attribute__((noinline)) void multiply_panel(const Factors<T>& factors, Span ro
   }
 }
 
-// Of what few rows read the CPU itself foresees enough, if it lies on huge pages; more take so long, in vectors of
-// AVX-512, that it does not. A panel of float is twice as long and seldom comes from memory: few rows ask, too, but
-// for two, which lose a fifth where it does.
+// Whether the panel itself is prefetched early. With few rows the CPU's hardware prefetcher is sufficient on huge pages;
+// with more rows of AVX-512 vectors a step takes too long for it. A float panel is twice as long and seldom comes from
+// memory, so few rows prefetch it, too, except two, which would lose a fifth when it does.
 template <typename T>
-static inline bool asks_early(int64_t rows) {
+static inline bool prefetches_early(int64_t rows) {
   const bool gains = sizeof(T) == sizeof(float) ? rows != 2 : rows > 4;
   return LANES == 16 && tile_rows<T>() == MAX_PLAIN_ROWS && gains;
 }
 
-// About what one thread takes for some rows and a panel: as long as its bytes come from memory, or as it multiplies.
+// The estimated time of one thread for some rows and a panel: that of reading its bytes or of multiplying, whichever is
+// longer.
 template <typename T>
 static inline int64_t ns_of_panel(int64_t rows, int64_t num_steps) {
   const int64_t from_memory = num_steps * STEP_BYTES / 16, multiplied = num_steps * rows / 2;
   return std::max(from_memory, multiplied);
 }
 
-// If one tile does, the panel itself is asked for a little before its use; else each tile asks for a
-// part of the next panel. What is behind the last panel is asked for if it is `expected`.
+// If there is one tile, the panel itself is prefetched a little before its use; otherwise each tile prefetches a part
+// of the next panel. What follows the last panel is prefetched if it is `expected`.
 template <typename T, typename Finish>
 void multiply_panels(const Factors<T>& factors, Span rows, Span panels, bool is_more_expected, const Finish& finish) {
   const int64_t num_rows = rows.end - rows.begin;
@@ -76,15 +77,15 @@ void multiply_panels(const Factors<T>& factors, Span rows, Span panels, bool is_
   for (int64_t panel = panels.begin; panel < panels.end; panel++) {
     const char* weights = reinterpret_cast<const char*>(factors.panel(panel));
     const bool is_last = panel + 1 == panels.end && !is_more_expected;
-    if (num_tiles == 1 && asks_early<T>(num_rows))
-      multiply_panel(factors, rows, at_once, panel, Ahead<2>{weights + EARLY_AHEAD, STEP_BYTES}, finish);
+    if (num_tiles == 1 && prefetches_early<T>(num_rows))
+      multiply_panel(factors, rows, at_once, panel, Prefetch<2>{weights + EARLY_AHEAD, STEP_BYTES}, finish);
     else if (num_tiles == 1)
-      multiply_panel(factors, rows, at_once, panel, Ahead<1>{weights + STREAM_AHEAD, STEP_BYTES}, finish);
+      multiply_panel(factors, rows, at_once, panel, Prefetch<1>{weights + STREAM_AHEAD, STEP_BYTES}, finish);
     else if (is_last)
-      multiply_panel(factors, rows, at_once, panel, Ahead<2>{weights, 0}, finish);
+      multiply_panel(factors, rows, at_once, panel, Prefetch<2>{weights, 0}, finish);
     else
       multiply_panel(factors, rows, at_once, panel,
-                     Ahead<2>{weights + factors.num_steps * STEP_BYTES, STEP_BYTES / num_tiles},
+                     Prefetch<2>{weights + factors.num_steps * STEP_BYTES, STEP_BYTES / num_tiles},
                      finish);
   }
 }

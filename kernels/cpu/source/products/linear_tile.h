@@ -1,12 +1,12 @@
 // Some rows of x times 32 columns of W^T, in registers.
 //
-//   panel   32 columns of W^T: of one step along K after the other, the items of all columns
+//   panel   32 columns of W^T, one step along K after the other; a step has the items of all columns
 //             float [K][32]            bf16 [K / 2][32][2]
 //   sums    float [rows][32]
 //
-// A step is four bytes of a row of x and 128 of the panel. Every sum is made in the order of the steps and
-// of nothing else, so it has the same bits whatever rows are computed beside it. Where the process uses the
-// matrix tiles of the CPU, bfloat16 goes through those (amx_product.h), with sums in their order.
+// A step is four bytes of a row of x and 128 bytes of the panel. Each sum is accumulated in the order of steps only, so
+// it does not depend on the other rows. If the process uses the matrix tiles of the CPU, bfloat16 is multiplied by
+// those (amx_product.h), with sums in their order.
 #pragma once
 
 #include <algorithm>
@@ -36,7 +36,7 @@ constexpr int VECTORS = PANEL / LANES;  // of a panel's columns
 constexpr int64_t MOST_TILE_ROWS = std::max<int64_t>(MAX_PLAIN_ROWS, HAS_AMX ? AMX_ROWS : 0);
 constexpr int64_t MOST_BLOCK_ROWS = std::max<int64_t>(MAX_PLAIN_ROWS, HAS_AMX ? AMX_BLOCK_ROWS : 0);
 
-// a * b + c, rounded once where the CPU can: the same for all sums of a machine.
+// a * b + c, rounded once if the CPU has FMA: the same for all sums on a machine.
 static inline Lanes multiply_add(Lanes a, Lanes b, Lanes c) {
 #if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__)) || defined(__aarch64__)
   return fused(a, b, c);
@@ -45,7 +45,7 @@ static inline Lanes multiply_add(Lanes a, Lanes b, Lanes c) {
 #endif
 }
 
-// What is done in a step for one row and as many columns as a vector has lanes.
+// The arithmetic of a step, for one row and as many columns as a vector has lanes.
 template <typename T>
 struct Step;
 
@@ -74,9 +74,9 @@ struct Step<bf16> {
   }
 };
 
-// What will be read soon: asked for meanwhile, `advance` bytes a step, into the cache of this level.
+// Prefetches what is read soon into the cache of this level, `advance` bytes per step.
 template <int LEVEL>
-struct Ahead {
+struct Prefetch {
   const char* next;
   int64_t advance;
 
@@ -87,19 +87,20 @@ struct Ahead {
   }
 };
 
-// As many rows as are best multiplied at once: at most MOST_TILE_ROWS.
+// The best number of rows of a tile: at most MOST_TILE_ROWS.
 template <typename T>
 static inline int64_t tile_rows() {
   return sizeof(T) == 2 && uses_tiles() ? AMX_ROWS : MAX_PLAIN_ROWS;
 }
 
-// And as many as a call may have: at most MOST_BLOCK_ROWS. Those of tiles are multiplied piece by piece of a panel.
+// The largest number of rows of a call: at most MOST_BLOCK_ROWS. With matrix tiles they are multiplied by one piece of
+// a panel after the other.
 template <typename T>
 static inline int64_t block_rows() {
   return sizeof(T) == 2 && uses_tiles() ? AMX_BLOCK_ROWS : MAX_PLAIN_ROWS;
 }
 
-// The sums of 1 to `block_rows` rows. Compiled once, in linear_tile.cpp, for all that multiply.
+// The sums of 1 to `block_rows` rows. Compiled once, in linear_tile.cpp, for all products.
 template <typename T, int LEVEL>
 void multiply_rows(int64_t rows, const T* x, int64_t x_stride, const T* panel, int64_t num_steps,
-                   Ahead<LEVEL> ahead, float* sums);
+                   Prefetch<LEVEL> ahead, float* sums);

@@ -1,7 +1,7 @@
-// Some rows of x times some columns of a panel, as 64-bit ARM does it best: see neon.h.
+// Some rows of x times some columns of a panel, for 64-bit ARM: see neon.h.
 //
-// A vector has four columns, and of 32 registers 16 are for sums: the more rows, the fewer columns at once, and the panel
-// is gone through several times, then from the first-level cache.
+// A vector has four columns, and 16 of the 32 registers hold sums. So the more rows, the fewer columns at a time, and
+// the panel is read several times, from the L1 cache after the first.
 #pragma once
 
 #include "linear_tile.h"
@@ -24,16 +24,16 @@ struct FloatSums {
   }
 };
 
-// `ask` is called once a step; `panel` begins with the columns that are wanted.
-template <int ROWS, int VECTORS_OF, typename Ask>
-inline auto sums_of(const float* x, int64_t x_stride, const float* panel, int64_t num_steps, Ask ask) {
+// `prefetch` is called once per step; `panel` begins with the first wanted column.
+template <int ROWS, int VECTORS_OF, typename PrefetchStep>
+inline auto sums_of(const float* x, int64_t x_stride, const float* panel, int64_t num_steps, PrefetchStep prefetch) {
   FloatSums<ROWS, VECTORS_OF> all;
   float32x4_t items[ROWS];
   int64_t k = 0;
   for (; k + 4 <= num_steps; k += 4, panel += 4 * PANEL) {
     unrolled<ROWS>([&](auto row) { items[row] = vld1q_f32(x + row * x_stride + k); });
     unrolled<4>([&](auto i) {
-      ask();
+      prefetch();
       unrolled<VECTORS_OF>(
           [&](auto v) { all.template add<i.value>(v, vld1q_f32(panel + i * PANEL + v * LANES), items); });
     });
@@ -46,16 +46,16 @@ inline auto sums_of(const float* x, int64_t x_stride, const float* panel, int64_
 }
 
 #if HAS_NEON_MATRICES
-// One row, by BFDOT.
-template <int VECTORS_OF, typename Ask>
-inline auto sums_of_row(const bf16* x, const bf16* panel, int64_t num_steps, Ask ask) {
+// One row, with BFDOT.
+template <int VECTORS_OF, typename PrefetchStep>
+inline auto sums_of_row(const bf16* x, const bf16* panel, int64_t num_steps, PrefetchStep prefetch) {
   FloatSums<1, VECTORS_OF> all;
   const auto load = [&](int64_t step, int v) { return load16(panel + step * 2 * PANEL + v * 2 * LANES); };
   int64_t step = 0;
   for (; step + 4 <= num_steps; step += 4) {
     const uint8x16_t items = load16(x + 2 * step);
     unrolled<4>([&](auto i) {
-      ask();
+      prefetch();
       unrolled<VECTORS_OF>([&](auto v) {
         all.sums[0][v] = dot_bf16<i.value>(all.sums[0][v], load(step + i, v), items);
       });
@@ -70,17 +70,17 @@ inline auto sums_of_row(const bf16* x, const bf16* panel, int64_t num_steps, Ask
   return all;
 }
 
-template <int ROWS, int VECTORS_OF, typename Ask>
-inline auto sums_of(const bf16* x, int64_t x_stride, const bf16* panel, int64_t num_steps, Ask ask) {
+template <int ROWS, int VECTORS_OF, typename PrefetchStep>
+inline auto sums_of(const bf16* x, int64_t x_stride, const bf16* panel, int64_t num_steps, PrefetchStep prefetch) {
   if constexpr (ROWS == 1) {
-    return sums_of_row<VECTORS_OF>(x, panel, num_steps, ask);
+    return sums_of_row<VECTORS_OF>(x, panel, num_steps, prefetch);
   } else {
     PairSums<float32x4_t, ROWS, VECTORS_OF> all;
     const auto load = [&](int64_t step, int v) { return load16(panel + step * 2 * PANEL + v * 2 * LANES); };
     int64_t step = 0;
     for (; step + 2 <= num_steps; step += 2) {
-      ask();
-      ask();
+      prefetch();
+      prefetch();
       all.add_rows([&](int row) { return vreinterpret_s8_u16(vld1_u16(x + row * x_stride + 2 * step)); },
               [&](int behind, int v) { return load(step + behind, v); });
     }
@@ -96,8 +96,8 @@ inline auto sums_of(const bf16* x, int64_t x_stride, const bf16* panel, int64_t 
   }
 }
 #else
-template <int ROWS, int VECTORS_OF, typename Ask>
-inline auto sums_of(const bf16* x, int64_t x_stride, const bf16* panel, int64_t num_steps, Ask ask) {
+template <int ROWS, int VECTORS_OF, typename PrefetchStep>
+inline auto sums_of(const bf16* x, int64_t x_stride, const bf16* panel, int64_t num_steps, PrefetchStep prefetch) {
   FloatSums<ROWS, VECTORS_OF> all;
   float32x4_t items[ROWS];
   const auto add_step = [&](auto lane, int64_t step) __attribute__((always_inline)) {
@@ -113,9 +113,9 @@ inline auto sums_of(const bf16* x, int64_t x_stride, const bf16* panel, int64_t 
     unrolled<ROWS>([&](auto row) {
       items[row] = vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(x + row * x_stride + 2 * step), 16));
     });
-    ask();
+    prefetch();
     add_step(std::integral_constant<int, 0>(), step);
-    ask();
+    prefetch();
     add_step(std::integral_constant<int, 2>(), step + 1);
   }
   if (step < num_steps) {
@@ -137,7 +137,8 @@ struct IntSums {
   int32x4_t of(int row, int v) const { return sums[row][v]; }
 };
 
-// Of 32 bytes of each row from `q` on, in place; `load(step, v)` gives what `dot` multiplies, four bytes of four columns.
+// Adds the products of 32 bytes of each row from `q` on, in place; `load(step, v)` returns the operand of `dot`, four
+// bytes of each of four columns.
 template <int ROWS, int VECTORS_OF, typename Load>
 inline __attribute__((always_inline)) void add_group(IntSums<ROWS, VECTORS_OF>& all, const int8_t* q,
                                                      int64_t q_stride, Load load) {

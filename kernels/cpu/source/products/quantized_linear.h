@@ -1,10 +1,10 @@
-// What products with int8 and int4 weights have in common: who computes what, in which pieces.
+// Common parts of products with int8 and int4 weights: the division of work, and prefetching.
 //
-//   work      items of one panel of weights (32 outputs) and up to 256 rows
-//   item      tiles of as many rows as have their sums in registers
+//   item      one panel of weights (32 outputs) and up to 256 rows
+//   tile      as many rows as have their sums in registers
 //
-// The weights of a panel come from memory for its first tile and from the cache for the others; the
-// first two tiles ask for the next panel meanwhile.
+// The weights of a panel come from memory for its first tile, and from the cache for the others; the first two tiles
+// prefetch the next panel meanwhile.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +35,8 @@ static inline Bytes load_bytes(const uint8_t* p) {
   return v;
 }
 
-// sums + u . q, four bytes to a lane: u unsigned, q four signed bytes for all lanes. Exact everywhere.
+// sums + u . q, four bytes per lane: u unsigned, q four signed bytes that are the same in all lanes. Exact on every
+// CPU.
 static inline Ints dot(Ints sums, Bytes u, int32_t q) {
 #if defined(__AVX512VNNI__)
   return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)u, _mm512_set1_epi32(q));
@@ -54,45 +55,46 @@ static inline Ints dot(Ints sums, Bytes u, int32_t q) {
 
 static inline Lanes to_floats(Ints v) { return __builtin_convertvector(v, Lanes); }
 
-// Which lines of the weights to ask for while those of a panel are read.
-enum class Asking { NONE, ALL, HALF };
+// Which lines of the weights to prefetch while those of a panel are read.
+enum class PrefetchLines { NONE, ALL, HALF };
 
-// How far before they are needed, where a panel is read only once. The few rows that vectors of AVX-512 have done
-// before memory has given more do not ask at all: of what they read the CPU itself foresees more than they can ask
-// for. More rows take so long that it does not, and have to ask early.
-constexpr int64_t STREAM_AHEAD_BYTES = 2304, EARLY_BYTES = 8192, UNASKED_ROWS = 4;
+// Prefetch distances for panels that are read only once. The few rows that AVX-512 vectors multiply faster than memory
+// delivers the panel do not prefetch at all, as the hardware prefetcher does more than they could. More rows take too
+// long per step for it, and must prefetch early.
+constexpr int64_t STREAM_AHEAD_BYTES = 2304, EARLY_BYTES = 8192, NO_PREFETCH_ROWS = 4;
 
-// Ask for all lines of a step, or for one half of them.
-template <Asking ASKING, int LINES>
-static inline void ask(const uint8_t* next) {
+// Prefetches all lines of a step, or one half of them.
+template <PrefetchLines PREFETCH, int LINES>
+static inline void prefetch(const uint8_t* next) {
   constexpr int HALF = (LINES + 1) / 2;
-  constexpr int COUNT = ASKING == Asking::ALL ? LINES : ASKING == Asking::HALF ? HALF : 0;
+  constexpr int COUNT = PREFETCH == PrefetchLines::ALL ? LINES : PREFETCH == PrefetchLines::HALF ? HALF : 0;
   for (int i = 0; i < COUNT; i++) __builtin_prefetch(next + 64 * i, 0, 2);
 }
 
-// tile<ROWS, ASKING>() of a `product`, of the number of rows and of what is asked for.
-template <Asking ASKING, int ROWS, typename Product>
+// Calls multiply_tile<ROWS, PREFETCH>() of a `product` for the number of rows.
+template <PrefetchLines PREFETCH, int ROWS, typename Product>
 static inline void run_tile_of(const Product& product, Span rows, int64_t panel, const uint8_t* next,
                                float* sums) {
   if constexpr (ROWS > 1) {
     if (rows.end - rows.begin < ROWS)
-      return run_tile_of<ASKING, ROWS - 1>(product, rows, panel, next, sums);
+      return run_tile_of<PREFETCH, ROWS - 1>(product, rows, panel, next, sums);
   }
-  product.template multiply_tile<ROWS, ASKING>(rows.begin, panel, next, sums);
+  product.template multiply_tile<ROWS, PREFETCH>(rows.begin, panel, next, sums);
 }
 
 template <typename Product>
-static inline void run_tile_of(const Product& product, Asking asking, Span rows, int64_t panel,
+static inline void run_tile_of(const Product& product, PrefetchLines lines, Span rows, int64_t panel,
                                const uint8_t* next, float* sums) {
   constexpr int MOST = Product::MAX_ROWS;
-  if (asking == Asking::ALL) return run_tile_of<Asking::ALL, MOST>(product, rows, panel, next, sums);
-  if (asking == Asking::HALF) return run_tile_of<Asking::HALF, MOST>(product, rows, panel, next, sums);
-  run_tile_of<Asking::NONE, MOST>(product, rows, panel, next, sums);
+  using enum PrefetchLines;
+  if (lines == ALL) return run_tile_of<ALL, MOST>(product, rows, panel, next, sums);
+  if (lines == HALF) return run_tile_of<HALF, MOST>(product, rows, panel, next, sums);
+  run_tile_of<NONE, MOST>(product, rows, panel, next, sums);
 }
 
 // `Product` has weights, panel_bytes, tile_rows() of at most MOST_ROWS, LINES (of a step), goes_by_tiles(rows) and
-//     multiply(asking, rows, panel, next, sums [rows][32])
-// for up to `tile_rows` rows, which asks for what is at `next` as it reads the panel, step by step.
+//     multiply(lines, rows, panel, next, sums [rows][32])
+// for up to `tile_rows` rows, which prefetches from `next` on as it reads the panel, step by step.
 template <typename Product, typename Finish>
 class Multiplication {
  public:
@@ -113,7 +115,7 @@ class Multiplication {
     }
   }
 
-  // All of some rows and panels, by this thread.
+  // Multiplies all of some rows by some panels, on this thread.
   void run(Span rows, Span panels) const {
     for (int64_t panel = panels.begin; panel < panels.end; panel++)
       run_item(rows, panel, panel + 1 == panels.end);
@@ -121,35 +123,35 @@ class Multiplication {
 
  private:
   void run_item(Span rows, int64_t panel, bool is_last) const {
+    using enum PrefetchLines;
     const uint8_t* weights = product_.weights + panel * product_.panel_bytes;
     const uint8_t* next = weights + product_.panel_bytes;
     const int64_t at_once = Product::tile_rows();
     if (at_once == ROWS_OF_ITEM && rows.end - rows.begin > AMX_ROWS) {  // by tiles: the first ask for the next panel
       for (int64_t row = rows.begin; row < rows.end; row += at_once)
-        run_tile(is_last || row > rows.begin ? Asking::NONE : Asking::ALL, {row, std::min(row + at_once, rows.end)},
-                 panel, next);
+        run_tile(is_last || row > rows.begin ? NONE : ALL, {row, std::min(row + at_once, rows.end)}, panel, next);
       return;
     }
     if (rows.end - rows.begin <= at_once) {
       const bool is_by_vectors = LANES == 16 && !Product::goes_by_tiles(rows.end - rows.begin);
-      if (is_by_vectors && rows.end - rows.begin <= UNASKED_ROWS) return run_tile(Asking::NONE, rows, panel, next);
+      if (is_by_vectors && rows.end - rows.begin <= NO_PREFETCH_ROWS) return run_tile(NONE, rows, panel, next);
       const int64_t ahead = is_by_vectors ? EARLY_BYTES : STREAM_AHEAD_BYTES;
-      return run_tile(Asking::ALL, rows, panel, weights + ahead);
+      return run_tile(ALL, rows, panel, weights + ahead);
     }
     for (int64_t row = rows.begin, tile = 0; row < rows.end; row += at_once, tile++) {
       const Span of_tile{row, std::min(row + at_once, rows.end)};
       if (is_last || tile >= 2)
-        run_tile(Asking::NONE, of_tile, panel, next);
+        run_tile(NONE, of_tile, panel, next);
       else
-        run_tile(Asking::HALF, of_tile, panel, next + tile * (Product::LINES / 2) * 64);
+        run_tile(HALF, of_tile, panel, next + tile * (Product::LINES / 2) * 64);
     }
   }
 
-  // Called from several places, and compiled once.
-  __attribute__((noinline)) void run_tile(Asking asking, Span rows, int64_t panel, const uint8_t* next) const {
+  // Not inlined, as it is called from several places.
+  __attribute__((noinline)) void run_tile(PrefetchLines lines, Span rows, int64_t panel, const uint8_t* next) const {
     alignas(64) float sums[Product::MOST_ROWS * PANEL];
     for (int64_t row = rows.begin; row < rows.end; row++) expect_sums(finish_, row, panel);
-    product_.multiply(asking, rows, panel, next, sums);
+    product_.multiply(lines, rows, panel, next, sums);
     for (int64_t row = rows.begin; row < rows.end; row++)
       finish_(row, panel, sums + (row - rows.begin) * PANEL);
   }
@@ -177,7 +179,7 @@ struct QuantizedGatedArgs : QuantizedLinearArgs<T, T> {
   FIELDS(Base, int64_t gating;)  // 0 for silu, 1 for gelu in its tanh form
 };
 
-// `Product` is made of (rows, weights).
+// `Product` is constructed from (rows, weights).
 template <typename Product, typename T, typename Out>
 static inline Product product_of(const QuantizedLinearArgs<T, Out>& args) {
   return {Int8Rows{args.x, args.padded_width, args.row_bytes}, QuantizedWeights{args.weights, args.scales}};

@@ -1,4 +1,4 @@
-// Which row of W [N, K] is kept where: column 0 to 31 of a panel, plain or gated.
+// The layout of W [N, K] in panels of 32 columns, plain or gated.
 //
 //   plain   panel p holds rows 32 p to 32 p + 31
 //   gated   W is G above U: 16 p to 16 p + 15 of each, G first
@@ -18,7 +18,7 @@ struct PanelRows {
   int64_t num_rows;
   bool is_gated;
 
-  // -1 behind the last row.
+  // The row of W in a column; -1 after the last row.
   int64_t row_of(int64_t panel, int64_t column) const {
     if (!is_gated) {
       const int64_t row = panel * PANEL + column;
@@ -29,7 +29,7 @@ struct PanelRows {
   }
 };
 
-// Rows are panels.
+// The work is divided by panels.
 template <typename T>
 struct PackArgs : Args {
   FIELDS(Args,
@@ -42,7 +42,7 @@ struct PackArgs : Args {
          int64_t is_gated;)
 };
 
-// Fill all panels: `quantize(w, width, panel, column)` puts a row w into its column.
+// Fills all panels: `quantize(w, width, panel, column)` puts a row w into its column.
 template <typename T, typename Quantize>
 static inline void pack_panels(const PackArgs<T>& args, Work& work, const Quantize& quantize) {
   const int64_t width = args.width, num_panels = args.rows;
@@ -71,8 +71,7 @@ struct QuantizedEmbeddingArgs : Args {
          double scale;)
 };
 
-// y = rows `ids` of a table of w(row, k), rounded to T, times a scale, as a look-up in a
-// table of T would give.
+// y = rows `ids` of a table of w(row, k), rounded to T, times a scale, with the result of a look-up in a table of T.
 template <typename T, typename Number>
 static inline void embed(const QuantizedEmbeddingArgs<T>& args, const Pass& pass, Work& work, const Number& number) {
   const int64_t width = args.width;

@@ -58,7 +58,7 @@ void norm(const NormStreamsArgs<T>& args, const Pass& pass, Work& work) {
     }
 }
 
-// Not inlined here and below: either would be compiled for each number of streams.
+// Not inlined, here and below, or it would be compiled for each number of streams.
 __attribute__((noinline)) void sigmoid(const float* z, int64_t count, float times, float plus, float* y) {
   for_each_part(count, [&](int64_t i, int64_t part) {
     const f32x16 v = load_first(z + i, part);
@@ -66,7 +66,7 @@ __attribute__((noinline)) void sigmoid(const float* z, int64_t count, float time
   });
 }
 
-// n x n numbers to weights of which rows and columns add up to one, columns last.
+// Converts n x n numbers to weights whose rows and columns add up to one, columns last (Sinkhorn).
 __attribute__((noinline)) void doubly_stochastic(float* comb, int64_t n, int64_t num_rounds, float eps) {
   const auto scale = [&](int64_t line_step, int64_t step, float more) {
     for (int64_t line = 0; line < n; line++) {
@@ -92,7 +92,7 @@ __attribute__((noinline)) void doubly_stochastic(float* comb, int64_t n, int64_t
   }
 }
 
-// M is n, or 2n + n n where post and comb are wanted; of scales there is one, or three.
+// M is n, or 2n + n n if post and comb are wanted; there is one scale, or three.
 template <typename T>
 struct MixArgs : Args {
   FIELDS(Args,
@@ -179,7 +179,7 @@ void expand(const ExpandArgs<T>& args, const Pass& pass, Work& work) {
     }
 }
 
-// As DeepSeek V4 has them, four, or any other number.
+// Four streams, as in DeepSeek V4, or any other number.
 template <typename T>
 void mix_any(const MixArgs<T>& args, const Pass& pass, Work& work) {
   if (args.num_streams == 4) return mix<4, T>(args, pass, work);

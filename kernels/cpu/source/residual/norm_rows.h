@@ -1,4 +1,4 @@
-// The rows that norms take: x, or x and what is added to it first.
+// The input rows of norms: x, or the sum of x and a residual.
 #pragma once
 
 #include "operator.h"
@@ -17,7 +17,7 @@ struct NormArgs : Args {
          double eps;)
 };
 
-// `normalise(x, y)` makes one row of y.
+// `normalise(x, y)` writes one row of y.
 template <typename T, typename Normalise>
 void norm_rows(const NormArgs<T>& args, const Pass& pass, Work& work, Normalise normalise) {
   const int64_t width = args.width, rows = row_count(args, pass);

@@ -1,6 +1,6 @@
-// Who is least of several replicas, equals being settled by draw; where decoding costs least; who has most of a
-// prompt. The definitions are in numpy, in router/policies/routing_policy.py, router/decode_costs.py and
-// router/fetching.py: to the same bits.
+// Chooses among replicas: the one with the least cost, with ties broken by draw; the one where decoding costs least;
+// the one with most of a prompt. The definitions are in numpy, in router/policies/routing_policy.py,
+// router/decode_costs.py and router/fetching.py, and give the same bits.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace {
 
 using namespace baton;
 
-// router/prompt.py: `mixed`.
+// See `mixed` in router/prompt.py.
 uint64_t mixed(uint64_t one, uint64_t other) {
   uint64_t bits = one ^ other;
   bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9;
@@ -21,7 +21,7 @@ uint64_t mixed(uint64_t one, uint64_t other) {
   return bits ^ bits >> 31;
 }
 
-// Rows of `facts`, as router/table/decode_columns.py has them.
+// Rows of `facts`, as in router/table/decode_columns.py.
 enum DecodeFact {
   NUM_REQUESTS, NUM_SINCE, CONTEXT_TOKENS, CONSTANT, REQUEST, CONTEXT, FREE_TOKENS, USED_TOKENS, HEARD_AT
 };
@@ -30,9 +30,8 @@ enum DecodeFact {
 
 extern "C" {
 
-// Write into `out` the places of the least `num_out` of `num` costs, at most `num` of them, the least first.
-// Numbers of their own are behind all others, as if infinite. `draws`: of rows; `rows`: each place's; null:
-// a place is its row.
+// Writes to `out` the indices of the least `num_out` of `num` costs, the least first. NaN counts as infinite. `draws`:
+// by row; `rows`: the row of each index; null: they are equal.
 void baton_least(const double* costs, int64_t num, const uint64_t* draws, const int64_t* rows, uint64_t draw,
                  int64_t num_out, int64_t* out) {
   const auto cost = [&](int64_t place) { return std::isnan(costs[place]) ? INFINITY : costs[place]; };
@@ -54,7 +53,7 @@ void baton_least(const double* costs, int64_t num, const uint64_t* draws, const 
   }
 }
 
-// One request that is to be decoded, and what holds for all replicas; kernels/routing/choices_cpu.py packs it.
+// A request to decode, and settings common to all replicas; filled in by kernels/routing/choices_cpu.py.
 struct BatonAskedToDecode {
   double now, late_s, steepness, num_tokens, num_output, itl_s, tokens_per_s, patience_s;
   double constant_s, request_s, context_s;  // of those that have measured no steps
@@ -62,10 +61,10 @@ struct BatonAskedToDecode {
 
 constexpr int64_t NUM_DECODE_TERMS = 7;  // queued, silent, decode, harm, blocks, lacks, late
 
-// Write the places of the `num_out` of `num` replicas, at most `num`, where decoding it costs least, the least
-// first; into `told` what each costs there: [term, total, tokens of the prompt that it has or will have][num_out].
-// `numbers`: [rows of Column][stride]; `facts`: [rows of DecodeFact][facts_stride]; by row: `cached` and `expected`
-// tokens of the prompt, and draws. `rows`: each place's; null: a place is its row.
+// Writes to `out` the indices of the `num_out` of `num` replicas where decoding costs least, the least first, and to
+// `told` the costs there: [term, total, tokens of the prompt that it has or will have][num_out]. `numbers`: [rows of
+// Column][stride]; `facts`: [rows of DecodeFact][facts_stride]; by row: `cached` and `expected` tokens of the prompt,
+// and draws. `rows`: the row of each index; null: they are equal.
 void baton_least_to_decode(const BatonAskedToDecode* asked, const double* numbers, int64_t stride,
                            const double* facts, int64_t facts_stride, const double* cached, const double* expected,
                            const uint64_t* draws, const int64_t* rows, int64_t num, uint64_t draw, int64_t num_out,
@@ -111,8 +110,8 @@ void baton_least_to_decode(const BatonAskedToDecode* asked, const double* number
   }
 }
 
-// The row that has most of a prompt, of those that can lend it: connected and not away. Equals by draw. -1: nobody
-// has `least` tokens, at least one.
+// The row of the replica with most of a prompt, among those that can lend it: connected and not away. Ties are broken
+// by draw. -1 if none has `least` tokens, at least one.
 int64_t baton_most_of(const double* cached, const bool* is_connected, const bool* is_away, int64_t num,
                       const uint64_t* draws, uint64_t draw, double least) {
   int64_t best = -1;
@@ -125,14 +124,14 @@ int64_t baton_most_of(const double* cached, const bool* is_connected, const bool
   return best;
 }
 
-// What one replica that has `num_held` tokens of a prompt could lend; router/fetching.py fills it in.
+// A replica that could lend its `num_held` tokens of a prompt; filled in by router/fetching.py.
 struct BatonLender {
   double num_held, token_bytes, latency_s, bytes_per_s;
   double tokens_per_s, min_tokens, clearly;  // when it pays: `router/cache/pulling.py`
 };
 
-// Of `num` replicas that have so many `tokens` themselves, where fetching the rest pays: `usable` tokens then, and
-// seconds to fetch them. Out: [usable, fetch][num]. Returns for how many it pays.
+// For which of `num` replicas, which have `tokens` themselves, fetching the rest pays: writes the `usable` tokens then,
+// and the seconds to fetch them, as [usable, fetch][num]. Returns the number of replicas for which it pays.
 int64_t baton_fetches(const BatonLender* lender, const double* tokens, int64_t num, double* out) {
   const BatonLender a = *lender;
   int64_t num_paid = 0;

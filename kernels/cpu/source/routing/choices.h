@@ -1,4 +1,4 @@
-// Who is least of several replicas, for other sources that choose.
+// The choice of the least cost, for other sources.
 #pragma once
 #include <cstdint>
 

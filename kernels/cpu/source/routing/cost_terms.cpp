@@ -1,5 +1,5 @@
-// What one prompt would cost at each of several replicas, in seconds; router/policies/cost.py says what the
-// terms mean, and its reference computes them in the same order, so that both have the same bits.
+// The cost of one prompt at each of several replicas, in seconds. The terms are defined in router/policies/cost.py,
+// whose reference computes them in the same order and gives the same bits.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace {
 
 using namespace baton;
 
-// Piecewise linear between (ends, sums), which begin at 0; what is behind the last end has its sum.
+// Piecewise linear interpolation between (ends, sums), which begin at 0; constant after the last end.
 double interpolated(double x, const double* ends, const double* sums, int64_t num_ends) {
   if (x >= ends[num_ends - 1]) return sums[num_ends - 1];
   const int64_t next = std::upper_bound(ends, ends + num_ends, x) - ends, before = next - 1;
@@ -27,7 +27,7 @@ extern "C" {
 
 constexpr int64_t NUM_TERMS = 9;  // work, wait, transfer, charged, harm, balance, surplus, late, total
 
-// One prompt, and what holds for all replicas; kernels/routing/cost_terms_cpu.py packs it.
+// A prompt, and settings common to all replicas; filled in by kernels/routing/cost_terms_cpu.py.
 struct BatonAsked {
   double now, late_s, num_tokens, arrived_s, latest_s, stretch, later_s;  // by `turns.py`
   double due_by_s, most_later_s, little, steepness;                       // by `slo.py`
@@ -35,12 +35,14 @@ struct BatonAsked {
   double left, future_s, home, mean_share_s, crowd;  // `home`: a row; below 0: none
 };
 
-// One replica's numbers are a column of [rows of Column][stride]. `places`: which of them; null: the first
-// `num`. `held`: tokens that it need not compute; `fetch_s`, `handoff_s`: null: no time. `ends` and `sums`: tokens, and those of them that are charged; null: all are. The line: for whom
-// each waits, when it is due, what it takes.
-// Out: [work, wait, transfer, charged, harm, balance, surplus, late, total][num]; the places of the `num_least` where it
-// costs least, the least first, equals by `draws` of rows and `draw`; and `told`: their columns of all that, with what
-// each has and fetches behind: [work, ..., total, held, fetch][num_least].
+// A replica's numbers are one column of [rows of Column][stride]. `places`: the columns to use; null: the first `num`.
+// `held`: tokens that the replica need not compute. `fetch_s`, `handoff_s`: null means no time. `ends` and `sums`:
+// tokens, and how many of these are charged; null: all. The line: for whom each prompt waits, when it is due, how long
+// it takes.
+//
+// Out: [work, wait, transfer, charged, harm, balance, surplus, late, total][num]; the indices of the `num_least`
+// replicas with the least total, the least first, with ties broken by `draws` of rows and `draw`; and in `told` their
+// columns of all that, followed by what each has and fetches: [work, ..., total, held, fetch][num_least].
 void baton_cost_terms(const BatonAsked* asked, const double* numbers, int64_t stride, int64_t num_rows,
                       const int64_t* places, int64_t num, const double* held, const double* fetch_s,
                       const double* handoff_s, const double* ends,

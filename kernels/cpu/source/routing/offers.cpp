@@ -1,5 +1,5 @@
-// Which of the prompts that wait for other replicas is better off at one that nobody waits for. The definition is in
-// router/offers.py: the same prompt.
+// Finds the prompt, among those waiting for other replicas, that gains most at a replica for which none waits. The
+// definition is in router/offers.py, and chooses the same prompt.
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
@@ -12,10 +12,10 @@ namespace {
 
 using namespace baton;
 
-// Rows of `facts`, as router/table/columns.py has them: what does not change of a prompt in line.
+// Rows of `facts`, the constant fields of a waiting prompt, as in router/table/columns.py.
 enum LineFact { NUMBER, NUM_TOKENS, NUM_FETCHED, NAMES, NUM_NAMES };
 
-// A prompt that is offered.
+// A prompt that may move.
 struct Offer {
   double over_s;     // when it would be over in its line
   int64_t in_line;   // its place in the columns of those who wait
@@ -26,7 +26,7 @@ struct Offer {
 
 extern "C" {
 
-// The replica that nobody waits for; router/offers.py fills it in.
+// The replica for which no prompt waits; filled in by router/offers.py.
 struct BatonTaker {
   double now, late_s, busy_s;
   double num_behind;  // prompts in line, per replica: those whom more work here delays
@@ -34,7 +34,8 @@ struct BatonTaker {
   double block_size;
 };
 
-// Everybody who waits, a column each: for which row, when it is due, what it takes there; [rows of LineFact][stride].
+// All waiting prompts, one column each: for which row, when it is due, how long it takes there; [rows of
+// LineFact][stride].
 struct BatonLine {
   const int64_t* rows;
   const double *due_s, *work_s;
@@ -42,10 +43,10 @@ struct BatonLine {
   int64_t stride, num;
 };
 
-// The place in the line's columns of the prompt that gains most by going to the taker, whose blocks are those of `slot`
-// in `table`; -1: none gains. `numbers`: [rows of Column][stride]; `places`: the rows of the `num` replicas in whose
-// lines to look; null: the first `num` of `num_rows`. The first `max_offered` of each line are offered, and of those
-// the `max_looked_at` that would wait longest are looked up.
+// The column of the prompt that gains most by moving to the taker, whose blocks are those of `slot` in `table`; -1 if
+// none gains. `numbers`: [rows of Column][stride]. `places`: the rows of the `num` replicas in whose lines to look;
+// null: the first `num` of `num_rows`. Of each line the first `max_offered` are considered, and of those the
+// `max_looked_at` with the longest wait are looked up.
 int64_t baton_best_offer(const BatonTaker* taker, const double* numbers, int64_t stride, int64_t num_rows,
                          const int64_t* places, int64_t num, const BatonLine* line, int64_t max_offered,
                          int64_t max_looked_at, const HolderTable* table, uint32_t slot) {

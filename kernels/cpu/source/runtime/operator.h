@@ -1,4 +1,4 @@
-// What every operator sees: its arguments, the pass it is part of, and its share of the work.
+// The interface of operators: arguments, the pass, and the division of work.
 //
 //   template <typename T>
 //   struct NormArgs : Args {
@@ -15,16 +15,15 @@
 //       for (int64_t row = rows.begin; row < rows.end; row++) ... args.x ...
 //   }
 //
-// Python reads the declaration of the fields, as it is written, and gives each by its name; see
-// kernels/cpu/operators.py.
+// Python reads the text of the field declarations, and passes fields by name; see kernels/cpu/operators.py.
 //
-// Several threads call an operator, and take spans of its items as they come free. All that is written
-// must belong to a span that was taken: an operator is done when all its items are, and is not waited
-// for by a thread that has none. A thread that the system put aside, or that has yet to wake up, may
-// come when all is over; it finds nothing to take. Who computes an item has no influence on what
-// comes out. Operators in turn need no barrier of their own: the tape has one between any two.
+// Several threads call an operator, and take spans of its items dynamically. A thread may write only to items of spans
+// that it has taken: an operator is done when all items are, without waiting for threads that have none. A thread that
+// was preempted, or has yet to wake up, may come when everything is done; it then finds nothing to take. Results do not
+// depend on which thread computes an item. The tape has a barrier between any two operators, so an operator needs none
+// at its end.
 //
-// The C ABI is all there is, so that the library needs no headers of torch.
+// The interface is a C ABI, so that the library needs no headers of torch.
 #pragma once
 
 #include <algorithm>
@@ -32,19 +31,19 @@
 #include <cstddef>
 #include <cstdint>
 
-// How large one forward pass is: all that changes from pass to pass of a tape. The tensors that describe
-// the pass (tokens, positions, block tables ...) stay where they are and are written anew.
+// The size of a forward pass, which is all that changes from pass to pass of a tape. The tensors that describe the pass
+// (tokens, positions, block tables ...) stay in place and are written anew.
 struct Pass {
   int64_t num_tokens;
   int64_t num_outputs;   // tokens whose outputs are wanted
   int64_t num_requests;
 };
 
-// Rows that are as many as a pass has, so that a tape runs passes of any size.
+// Stands for the number of rows of the pass, so that a tape runs passes of any size.
 constexpr int64_t ROWS_TOKENS = -1;
 constexpr int64_t ROWS_OUTPUTS = -2;
 
-// Text that the compiler has put together.
+// Text that is concatenated at compile time.
 template <size_t SIZE>
 struct Text {
   char chars[SIZE];
@@ -64,13 +63,14 @@ constexpr Text<SIZE + MORE - 1> operator+(const Text<SIZE>& text, const char (&m
   return both;
 }
 
-// What all operators are given, before fields of their own.
+// The arguments of all operators, before fields of their own.
 struct Args {
   static constexpr Text<14> declared{"int64_t rows;"};
   int64_t rows;  // a number, or one of the above
 };
 
-// The fields that a struct adds to those of its base, each a pointer, int64_t or double, and their text.
+// Declares the fields that a struct adds to those of its base, each a pointer, int64_t or double, and records their
+// text.
 #define FIELDS(base, ...) \
   __VA_ARGS__             \
   static constexpr auto declared = base::declared + #__VA_ARGS__;
@@ -86,10 +86,10 @@ class Work {
   Work(Team& team, int thread, int num_threads, int32_t stage)
       : team_(team), thread_(thread), num_threads_(num_threads), stage_(stage) {}
 
-  // The next `grain` of `total` items, fewer at the end; false when all are taken. Each thread begins
-  // in a part of its own, so that it reads memory in order, and then helps the others.
+  // Takes the next `grain` of `total` items, fewer at the end; false when all are taken. Each thread begins in a part
+  // of its own, so that it reads memory in order, and then helps the others.
   //
-  // All threads must name the same numbers, in at most one loop between two barriers.
+  // All threads must pass the same numbers, in at most one loop between two barriers.
   bool take(int64_t total, int64_t grain, Span& span) {
     if (num_threads_ > 1) return take_shared(total, grain, span);
     if (has_taken_) return false;
@@ -98,25 +98,25 @@ class Work {
     return total > 0;
   }
 
-  // Whether what lies behind the span that was taken last is not this thread's to begin with.
+  // Whether the items after the last taken span belong to another thread's part.
   bool ends_part() const { return ends_part_; }
 
-  // Until all items are done: what was written for them can be read, and others can be taken. What a
-  // thread keeps for itself is of no use behind it: who takes what is decided anew.
+  // Waits until all items are done: their results can be read, and further items can be taken. A thread must not keep
+  // state across a barrier, because the assignment of items changes.
   void barrier();
 
   int thread() const { return thread_; }
   int num_threads() const { return num_threads_; }
 
-  // Memory of this thread, 64-byte aligned, kept from call to call; what it holds is anything.
+  // Uninitialized memory of this thread, 64-byte aligned, kept from call to call.
   void* scratch(size_t bytes);
 
-  // Memory of all threads, 64-byte aligned, for what passes from one stage of an operator to the next; all
-  // must ask for the same, and before it the memory holds anything.
+  // Memory shared by all threads, 64-byte aligned, for data that passes from one stage of an operator to the next. All
+  // must request the same size; it is uninitialized at first.
   void* shared(size_t bytes);
 
-  // The rest is for whoever runs operators. Between barriers lies a stage; `report` tells what this
-  // thread did of it, and is true for the one with whom all is done, who then has to `advance`.
+  // The rest is for the runtime. Between barriers there is a stage; `report` reports this thread's share of it, and
+  // returns true to the thread that completes it, which must then call `advance`.
   bool report();
   void advance();
   void begin_stage();
@@ -137,7 +137,7 @@ class Work {
 
 using Operator = void (*)(const Args&, const Pass&, Work&);
 
-// An operator, and `name_fields()`, by which Python asks for the fields of its arguments.
+// Defines an operator, and `name_fields()`, which gives Python the text of its fields.
 #define OPERATOR(name, ...)                                                                    \
   static_assert(sizeof(__VA_ARGS__) == 8 * (__VA_ARGS__::declared.count(';')));                \
   static void run_##name(const __VA_ARGS__& args, const Pass& pass, Work& work);               \
@@ -152,14 +152,14 @@ static inline int64_t row_count(const Args& args, const Pass& pass) {
   return args.rows == ROWS_TOKENS ? pass.num_tokens : pass.num_outputs;
 }
 
-// Items a thread should take at once, so that each gets about `share` spans.
+// Items that a thread should take at a time, so that each gets about `share` spans.
 static inline int64_t grain_of(int64_t total, const Work& work, int64_t share = 4) {
   const int64_t grain = total / (share * work.num_threads());
   return grain > 1 ? grain : 1;
 }
 
-// Fewer, for products: whom the system puts aside with some is waited for at the end. But at least as many as take some
-// microseconds, each of them about `item_ns`, for taking takes time, too.
+// Smaller spans for products, because a thread that is preempted within its span delays the end. But at least so many
+// items, each taking about `item_ns`, that a span takes some microseconds, as taking costs time, too.
 constexpr int64_t SHORT_SHARE = 16, SHORT_GRAIN_NS = 4'000;
 
 static inline int64_t short_grain_of(int64_t total, const Work& work, int64_t item_ns) {

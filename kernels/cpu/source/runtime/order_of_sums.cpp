@@ -1,6 +1,6 @@
-// What sets the bits of this library's sums apart from those by fused vectors of x86-64, as fingerprints say it.
+// How the sums of this library differ in bits from those of FMA vectors on x86-64, as part of fingerprints.
 //
-// Told by what was compiled, as the sums themselves are: AVX2 and AVX-512 add alike, and have no word.
+// It depends on how the library was compiled, as the sums do. AVX2 and AVX-512 give the same sums, and are not named.
 #include "neon.h"
 
 extern "C" const char* baton_order_of_sums([[maybe_unused]] int is_bf16) {

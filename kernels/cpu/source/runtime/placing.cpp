@@ -1,7 +1,7 @@
-// Threads stay on the CPUs that they are given, and memory is had where they are.
+// Pins threads to CPUs, and places memory on their NUMA nodes.
 //
-// A thread begins every operator with a part of its own, the n-th of all that there is (Work::take), so a
-// weight that is first touched in as many parts lies beside the threads that read it.
+// A thread begins every operator with its own part, one n-th of all items (Work::take). So a weight that is first
+// touched in as many parts is local to the threads that read it.
 #include "placing.h"
 
 #include <sched.h>
@@ -22,7 +22,7 @@ struct Places {
     return masks.data() + std::min(thread, num_threads - 1) * num_words;
   }
 
-  // The thread behind those from `first` on that have the same CPUs.
+  // The first thread after `first` with other CPUs.
   int64_t end_of_alike(int64_t first) const {
     int64_t end = first + 1;
     while (end < num_threads && std::equal(of(first), of(first) + num_words, of(end))) end++;
@@ -31,7 +31,7 @@ struct Places {
 
   void keep(int64_t thread) const {
 #if defined(__linux__)
-    // Of the calling thread. Where the system forbids it, it runs anywhere.
+    // For the calling thread. If the system forbids it, the thread runs anywhere.
     sched_setaffinity(0, size_t(num_words) * 8, reinterpret_cast<const cpu_set_t*>(of(thread)));
 #else
     (void)thread;
@@ -57,15 +57,15 @@ void keep_in_place(int thread) {
   if (now) now->keep(thread);
 }
 
-// From its next pass on each thread of the pool runs on the CPUs of its mask, the first being whoever
-// calls; without masks all stay where they are.
+// Pins each thread of the pool to the CPUs of its mask from its next pass on; the first is the calling thread. Without
+// masks nothing changes.
 extern "C" void baton_place_threads(int64_t num_threads, int64_t num_words, const uint64_t* masks) {
   places.store(num_threads ? new Places{num_threads, num_words, {masks, masks + num_threads * num_words}}
                            : nullptr,
                std::memory_order_release);
 }
 
-// Memory that nobody has written yet comes to lie beside the threads that have the parts of it.
+// Places memory that nobody has written yet on the nodes of the threads with the respective parts.
 extern "C" void baton_touch(char* memory, int64_t num_bytes) {
   const Places* now = places.load(std::memory_order_acquire);
   if (!now || now->end_of_alike(0) == now->num_threads) return;

@@ -1,5 +1,5 @@
-// On which CPUs the threads that compute run, where a machine has several NUMA nodes.
+// Pins compute threads to CPUs on machines with several NUMA nodes.
 #pragma once
 
-// The calling thread is this one of the pool: it goes where its place is, if there are places.
+// Pins the calling thread, number `thread` of the pool, if places were set.
 void keep_in_place(int thread);

@@ -1,8 +1,8 @@
-// Runs operators: the tape, and the threads that play it.
+// Runs operators: the tape, and the thread pool that plays it.
 //
-// The threads are ours and not OpenMP's, because they have to give way: between two steps, and when the
-// gateway wants their core, they sleep after some microseconds of looking. OpenMP's go on looking, which
-// on a busy machine costs several times what it saves.
+// OpenMP's threads are not used because ours must yield: between two steps, and when the gateway needs their core, they
+// sleep after spinning for some microseconds. OpenMP's keep spinning, which on a busy machine costs several times what
+// it saves.
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -32,7 +32,7 @@ struct Tape {
     return !seconds && row_count(*entries[i].args, *pass) <= entries[i].alone_rows;
   }
 
-  // The entries from i on that are for one thread: the first behind them.
+  // The index after the single-threaded entries from i on.
   int64_t after_those_for_one(int64_t i) const {
     while (i < count && is_for_one(i)) i++;
     return i;
@@ -55,10 +55,10 @@ struct Tape {
   }
 };
 
-// Helpers sleep until there is a tape to play. One tape at a time; the caller is thread 0.
+// Helper threads sleep until there is a tape to play. One tape at a time; the caller is thread 0.
 class Pool {
  public:
-  // False if another caller has the helpers: nothing was done.
+  // Returns false, having done nothing, if another caller uses the helpers.
   bool try_play(const Tape& tape, int num_threads) {
     if (is_taken_.exchange(true, std::memory_order_acquire)) return false;
     play(tape, num_threads);
@@ -92,8 +92,8 @@ class Pool {
     if (int(team_.parts.size()) < num_threads) team_.parts = std::vector<Part>(num_threads);
     sigset_t all, before;
     sigfillset(&all);
-    // Signals are for the threads of Python. On Linux this is pthread_sigmask, of which glibc 2.32 made
-    // another version: with that, prebuilt libraries would not run with an older one.
+    // Signals are left to Python's threads. On Linux this equals pthread_sigmask, of which glibc 2.32 introduced a new
+    // symbol version: with it, prebuilt libraries would not run on older versions.
     sigprocmask(SIG_SETMASK, &all, &before);
     for (; num_helpers_ < num_threads - 1; num_helpers_++)
       std::thread(&Pool::help, this, num_helpers_ + 1, bell_.read()).detach();
@@ -117,7 +117,7 @@ class Pool {
     }
   }
 
-  // By the caller: returns when all is done.
+  // Plays as the caller; returns when everything is done.
   void play(Work& work) {
     const Tape& tape = *tape_;
     int64_t started = tape.seconds ? now_ns() : 0;
@@ -135,7 +135,7 @@ class Pool {
     }
   }
 
-  // By a helper that is inside: whether it still is, when nothing is left for it.
+  // Plays as a helper that has entered; returns whether it is still inside when nothing is left to do.
   bool play(Work& work, uint32_t number_of_play) {
     const Tape& tape = *tape_;
     for (int64_t i = first_; i < tape.count;) {
@@ -150,15 +150,15 @@ class Pool {
     return true;
   }
 
-  // Whoever is the last also does what is for one thread, and so saves all others a barrier.
+  // The last thread of a stage also runs the single-threaded entries that follow, which saves all others a barrier.
   void end_stage(Work& work, int64_t first_alone, int64_t end_alone) {
     if (!work.report()) return;
     tape_->run_alone(first_alone, end_alone);
     work.advance();
   }
 
-  // Until the stage is past. Who waits for long waits outside, where it is in nobody's way; false if
-  // the play is over meanwhile.
+  // Waits until the stage is over. A helper that waits for long leaves, so that it blocks nobody; returns false if the
+  // play ended meanwhile.
   bool await_next(const Work& work, uint32_t number_of_play) {
     const auto is_past = [&] { return team_.is_past(work.stage()); };
     if (look(SHORT_LOOK_NS, is_past)) return true;
@@ -173,14 +173,14 @@ class Pool {
   Signal bell_;
   int num_helpers_ = 0;
 
-  // Of this play; read inside only.
+  // The tape of this play; only read by threads that have entered.
   const Tape* tape_ = nullptr;
   int64_t first_ = 0;
   int num_threads_ = 1;
   int32_t first_stage_ = 0;
 };
 
-// Of this process: threads do not survive a fork. Never freed, for helpers may look at it at exit.
+// The pool of this process: threads do not survive a fork. Never freed, because helpers may use it at exit.
 std::atomic<Pool*> pool_of_process{nullptr};
 
 Pool& pool() {
@@ -197,8 +197,8 @@ Pool& pool() {
 
 }  // namespace
 
-// Run entries one after the other. `seconds` is null, or gets the time of each added. Who finds the
-// helpers taken by another engine of this process does not wait for them: it runs alone.
+// Runs entries one after the other. `seconds`: null, or the time of each is added. If another engine of this process is
+// using the helpers, the call runs on one thread instead of waiting.
 extern "C" void baton_run(const Entry* entries, int64_t count, const Pass* pass, int64_t num_threads,
                           double* seconds) {
   const Tape tape{entries, count, pass, seconds};

@@ -1,4 +1,4 @@
-// How the items of an operator are shared out, and how a stage ends.
+// Divides the items of an operator among threads, and ends stages.
 #include "team.h"
 
 #include <cstdlib>
@@ -43,7 +43,7 @@ bool Work::take_shared(int64_t total, int64_t grain, Span& span) {
       if (ahead > 0) return false;  // this stage is over
       const int64_t next = begin + (ahead ? 0 : int64_t(uint32_t(word)));
       if (next >= end) break;
-      // A part is behind its stage only while some of it is to be taken, so what succeeds is in time.
+      // A part is behind its stage only while some of it is left to take, so a successful exchange is in time.
       if (taken.compare_exchange_weak(word, taken_in(stage_, next - begin + 1),
                                       std::memory_order_relaxed)) {
         num_done_++;

@@ -1,4 +1,4 @@
-// The threads that play together, and what they know of each other.
+// The state shared by the threads that play together.
 #pragma once
 
 #include <sched.h>
@@ -15,14 +15,14 @@
 constexpr int64_t LOOK_NS = 30'000;  // before a thread goes to sleep
 constexpr int64_t SHORT_LOOK_NS = 1'000;
 
-// The grains that were taken of one thread's part, with the stage that they were taken in, in the upper
-// half: in a later stage nothing is taken yet, and nobody has to reset it.
+// The number of taken grains of one thread's part, with the stage in the upper half: in a later stage nothing is taken
+// yet, and nobody has to reset it.
 struct alignas(64) Part {
   std::atomic<uint64_t> taken{0};
 };
 
-// Memory that grows to what was ever asked for. Who asks for more has a stage of its own: all who work are
-// in it, ask for the same, and nobody needs any longer what was there.
+// Memory that grows to the largest requested size. It grows in a stage of its own: all working threads are in it and
+// request the same size, and nobody needs the old content any more.
 class SharedMemory {
  public:
   SharedMemory() = default;
@@ -45,17 +45,16 @@ class SharedMemory {
   size_t bytes_ = 0;
 };
 
-// The caller is thread 0 and there all the time. Helpers come when they are awake, and go when there is
-// nothing to do for them: what keeps them (the system has given their core to somebody else) keeps nobody
-// else, unless they have taken something.
+// The caller is thread 0, and always present. Helpers enter when they are awake, and leave when there is nothing to do.
+// A helper that is delayed (the system gave its core to another thread) delays nobody, unless it has taken items.
 struct Team {
   Signal stage;                                  // counts stages: what is past is done
   alignas(64) std::atomic<int64_t> num_done{0};  // grains of this stage, and 1 for the caller
   std::vector<Part> parts;                       // by thread
   SharedMemory shared;
 
-  // The number of this play, in the upper half, and helpers that are inside. The number is odd while
-  // they may enter; what they read inside stays as it is until the last has left.
+  // The number of this play, in the upper half, and the number of helpers inside. The play number is odd while helpers
+  // may enter; what they read inside does not change until the last has left.
   alignas(64) std::atomic<uint64_t> door{0};
 
   uint32_t play() const { return uint32_t(door.load(std::memory_order_acquire) >> 32); }
@@ -70,7 +69,7 @@ struct Team {
   void leave() { door.fetch_sub(1, std::memory_order_release); }
   void open() { door.fetch_add(uint64_t(1) << 32, std::memory_order_release); }
 
-  // Once all who are inside have left, which they do when they have nothing to do.
+  // Waits until all helpers have left, which they do when they have nothing to do.
   void close() {
     door.fetch_add(uint64_t(1) << 32, std::memory_order_relaxed);
     const auto is_empty = [&] { return uint32_t(door.load(std::memory_order_acquire)) == 0; };

@@ -1,7 +1,7 @@
-// How threads wait for each other: they look for some microseconds, and then they sleep.
+// How threads wait for each other: they spin for some microseconds, and then sleep.
 //
-// Who looks answers within a tenth of a microsecond, and takes a core from everybody else; who sleeps
-// takes nothing, and needs a system call, and some microseconds, to be woken.
+// A spinning thread answers within a tenth of a microsecond, and takes a core from everybody else. A sleeping one takes
+// nothing, and needs a system call, and some microseconds, to wake up.
 #pragma once
 
 #include <atomic>
@@ -23,7 +23,7 @@ static inline int64_t now_ns() {
   return int64_t(t.tv_sec) * 1'000'000'000 + t.tv_nsec;
 }
 
-// Whether `is_over` became true within some nanoseconds of looking.
+// Whether `is_over` became true while spinning for some nanoseconds.
 template <typename Condition>
 static inline bool look(int64_t ns, Condition is_over) {
   int64_t deadline = 0;
@@ -41,18 +41,18 @@ static inline bool look(int64_t ns, Condition is_over) {
   }
 }
 
-// A number that can be slept on, alone on its line of the cache.
+// A number that threads can sleep on, alone on its cache line.
 class alignas(64) Signal {
  public:
   int32_t read() const { return value_.load(std::memory_order_acquire); }
 
-  // What was written before is seen by those who read it.
+  // Releases earlier writes to threads that read the value.
   void write(int32_t value) {
     value_.store(value);  // in one order with what sleepers do: they see it, or are seen
     if (num_sleeping_.load()) wake();
   }
 
-  // May return although nothing was written.
+  // May return spuriously.
   void sleep_while(int32_t value) {
     num_sleeping_.fetch_add(1);
     if (value_.load() == value) wait(value);

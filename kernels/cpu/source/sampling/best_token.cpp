@@ -1,7 +1,7 @@
-// The best token of each row and whether the row is all numbers; see kernels/sampling/best_token.py.
+// The best token of each row, and whether the row is finite; see kernels/sampling/best_token.py.
 //
-// A long row is cut into parts, so that several threads work on one; what a part gives is put together in
-// the order of the parts, which is that of the tokens.
+// A long row is cut into parts, so that several threads work on one; the results of parts are merged in the order of
+// tokens.
 #include <limits>
 
 #include "operator.h"
@@ -26,7 +26,7 @@ struct Lanes {
     for (int i = 0; i < 16; i++) token[i] = first + i;
   }
 
-  // Only a larger one replaces: the first of equals stays.
+  // Only a larger score replaces the best, so ties go to the first token.
   void see(f32x16 scores, i32x16 tokens) {
     is_bad |= (scores - scores) != f32x16{};
     const i32x16 is_better = scores > score;

@@ -1,4 +1,4 @@
-// A token drawn from each row of scores; see kernels/sampling/draw_token.py.
+// Draws a token from each row of scores; see kernels/sampling/draw_token.py.
 #include "philox.h"
 #include "score_floor.h"
 
@@ -51,7 +51,7 @@ Draw draw_of(const DrawTokenArgs& args, int64_t item) {
 
 int64_t rounded_up(int64_t count) { return (count + TOKENS_AT_ONCE - 1) / TOKENS_AT_ONCE * TOKENS_AT_ONCE; }
 
-// (score - best) / temperature, filled up with -infinity.
+// (score - best) / temperature, padded with -infinity.
 void relate(const float* scores, int64_t count, float best, float temperature, float* relative) {
   int64_t i = 0;
   for (; i + 16 <= count; i += 16) store(relative + i, (load(scores + i) - best) / temperature);
@@ -59,7 +59,8 @@ void relate(const float* scores, int64_t count, float best, float temperature, f
   for (; i < rounded_up(count); i++) relative[i] = -INFINITE;
 }
 
-// The token that is best with its noise, of those with a score of at least `floor`. `first` is one of them.
+// The token with the largest sum of score and noise, among those with a score of at least `floor`. `first` is one of
+// them.
 int64_t noisy_best(Scores scores, float floor, const Stream& stream, int64_t first) {
   u32x16 words[4];
   words_of(stream, first / TOKENS_AT_ONCE * TOKENS_AT_ONCE, words);

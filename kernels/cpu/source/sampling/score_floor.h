@@ -1,8 +1,8 @@
-// The least score that top-k and top-p let pass, found without sorting; see kernels/sampling/token_filter.py.
+// The least score that top-k and top-p keep, found without sorting; see kernels/sampling/token_filter.py.
 //
-//     limits, each halfway between two before --> few scores between two limits --> one of those
+//     bisection of the score range --> few scores between two limits --> one of those
 //
-// What is summed from the best score on, to some target, is a weight: 1 to count, e^score for mass.
+// Weights are summed from the best score on, up to a target: each weight is 1 for top-k, and e^score for top-p.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@ static inline uint32_t at_least(f32x16 v, f32x16 limit) {
 #endif
 }
 
-// A sum of floats as doubles, so that it tells the least difference.
+// A sum of floats in double, so that the smallest differences count.
 struct Sum {
   f64x8 low{}, high{};
 
@@ -43,7 +43,7 @@ struct Sum {
   }
 };
 
-// Scores below the best one, which is 0: -infinity is forbidden. As many as a multiple of 16.
+// Scores relative to the best one, which is 0: -infinity is masked. Padded to a multiple of 16.
 struct Scores {
   const float* values;
   int64_t count;
@@ -67,7 +67,7 @@ struct WeighedList {
   int64_t count;
 };
 
-// What the scores of at least `limit` are and weigh.
+// The number and the weight of scores of at least `limit`.
 struct Share {
   float limit;
   int64_t count;
@@ -102,8 +102,8 @@ WeighedList list_between(Scores scores, Weigh weigh, float low, float high, Weig
   return {items, count};
 }
 
-// Where in a list the weights, added to `before` from the best score on, come to `target`; the least score
-// if they never do. Only the part of a range that holds the place is looked into again.
+// The score in a list at which the weights, added to `before` from the best score on, reach `target`; the least score
+// if they never do. Only the part of a range that contains it is searched again.
 static inline float place_in(WeighedList list, double before, double target) {
   constexpr int BINS = 256;
   constexpr int64_t FEW = 64;
@@ -135,8 +135,8 @@ static inline float place_in(WeighedList list, double before, double target) {
   return list.items[list.count - 1].score;
 }
 
-// The score at which the weights of all from the best on come to `target`; the least if they never do.
-// Room for as many items as there are scores.
+// The score at which the weights of all scores from the best on reach `target`; the least if they never do. `room` must
+// hold as many items as there are scores.
 template <typename Weigh>
 float floor_at(Scores scores, Weigh weigh, double target, Weighed* room) {
   constexpr int64_t FEW = 1024;
@@ -158,7 +158,7 @@ struct FilterRoom {
   Weighed* items;  // the same
 };
 
-// `top_k` is 0, or below the number of scores; `top_p` is 1, or below it; not both keep all.
+// `top_k` is 0 (off) or less than the number of scores; `top_p` is 1 (off) or less; at least one must be on.
 static inline float filter_floor(Scores scores, int64_t top_k, double top_p, FilterRoom room) {
   const float kth = top_k ? floor_at(scores, ByCount{}, double(top_k), room.items) : -INFINITE;
   if (top_p == 1) return kth;

@@ -1,7 +1,7 @@
-// exp, tanh, erf, and with them the activations, sixteen floats at a time.
+// exp, tanh, erf, and activations made of them, sixteen floats at a time.
 //
-// Within 2 units in the last place of float32 of the true value (measured in tests/kernels/cpu/
-// test_small_operators.py), for all arguments; NaN gives NaN. The same steps on every CPU.
+// Within 2 ulp of float32 of the true value (measured in tests/kernels/cpu/test_small_operators.py), for all arguments;
+// NaN gives NaN. The same steps on every CPU.
 #pragma once
 
 #include "simd.h"
@@ -10,25 +10,25 @@ static inline i32x16 bits_of(f32x16 x) { return (i32x16)x; }
 static inline f32x16 as_floats(i32x16 bits) { return (f32x16)bits; }
 static inline f32x16 absolute(f32x16 x) { return as_floats(bits_of(x) & 0x7FFFFFFF); }
 
-// With the sign of `signs`; x is not negative.
+// Copies the sign of `signs`; x is not negative.
 static inline f32x16 with_sign(f32x16 x, f32x16 signs) {
   return as_floats(bits_of(x) | (bits_of(signs) & int32_t(0x80000000)));
 }
 
-// The next integer, to even on a tie; |x| < 2^22.
+// The nearest integer, ties to even; |x| < 2^22.
 static inline f32x16 nearest(f32x16 x) {
   const f32x16 shift = splat(12582912.0f);  // 1.5 * 2^23: no bits are left for a fraction
   return (x + shift) - shift;
 }
 
-// x * 2^n, rounded once or, where the result is subnormal, twice; |n| <= 252.
+// x * 2^n, rounded once, or twice if the result is subnormal; |n| <= 252.
 static inline f32x16 times_power_of_2(f32x16 x, f32x16 n) {
   const i32x16 whole = __builtin_convertvector(n, i32x16);
   const i32x16 half = whole >> 1;
   return x * as_floats((half + 127) << 23) * as_floats((whole - half + 127) << 23);
 }
 
-// 2^n e^r = e^x, where n is the integer next to x / ln 2, so that |r| <= ln 2 / 2.
+// 2^n e^r = e^x, where n is the integer nearest to x / ln 2, so that |r| <= ln 2 / 2.
 static inline f32x16 exp(f32x16 x) {
   const f32x16 least = splat(-104.0f), most = splat(89.0f);  // beyond: 0 and infinity
   x = x < least ? least : x;

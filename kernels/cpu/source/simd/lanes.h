@@ -1,4 +1,4 @@
-// Vectors as wide as the registers are: GCC keeps wider ones in memory.
+// Vectors with the width of the registers: GCC keeps wider ones in memory.
 #pragma once
 
 #include <cstdint>
@@ -36,8 +36,8 @@ static inline Lanes fused(Lanes a, Lanes b, Lanes c) {
 #endif
 }
 
-// Has words loaded once for all that use them: GCC would have each multiplication load them again, and a load of
-// 64 bytes takes as long as the multiplication.
+// Forces a single load for all uses: GCC would repeat it in each multiplication, and a load of 64 bytes takes as long
+// as the multiplication.
 static inline void keep_in_register(Words& words) {
 #if defined(__AVX512F__)
   asm("" : "+v"(words));
@@ -48,7 +48,7 @@ static inline void keep_in_register(Words& words) {
 #endif
 }
 
-// Of the items of a and, behind them, b: index(0), index(1) ...
+// Items index(0), index(1) ... of a and b concatenated.
 template <typename Vector, typename Index, int... I>
 static inline Vector pick(Vector a, Vector b, Index index, std::integer_sequence<int, I...>) {
   return __builtin_shufflevector(a, b, index(I)...);

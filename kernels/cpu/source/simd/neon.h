@@ -1,12 +1,12 @@
-// What 64-bit ARM has for products, by what the compiler was told of the CPU:
+// The instructions of 64-bit ARM for products, by the target of the compiler:
 //
 //   always          FMLA by element: a vector times one item of another
-//   dotprod         SDOT: fours of signed bytes, exact
-//   bf16 and i8mm   BFDOT, BFMMLA, USDOT, USMMLA: pairs of bfloat16, fours of bytes, and both for 2 x 2 sums
+//   dotprod         SDOT: groups of four signed bytes, exact
+//   bf16 and i8mm   BFDOT, BFMMLA, USDOT, USMMLA: pairs of bfloat16, groups of four bytes, and both for 2 x 2 sums
 //
-// BFDOT adds a pair as (sum + (a0 b0 + a1 b1)), each rounded to odd and without denormals; BFMMLA does so twice,
-// one pair after the other (Arm ARM, BFDotAdd and BFMatMulAdd, of FPCR.EBF 0, as every process begins). So a sum
-// has the same bits by either. With FMLA it has others.
+// BFDOT adds a pair as (sum + (a0 b0 + a1 b1)), each rounded to odd and without denormals; BFMMLA does so twice, one
+// pair after the other (Arm ARM, BFDotAdd and BFMatMulAdd, with FPCR.EBF = 0, the state in which every process begins).
+// So both give the same bits; FMLA gives others.
 #pragma once
 
 #if defined(__aarch64__)
@@ -25,7 +25,7 @@
 
 namespace neon {
 
-// call(an integral_constant) of 0 to COUNT - 1.
+// Calls call(integral_constant) for 0 to COUNT - 1.
 template <int COUNT, typename Call>
 inline __attribute__((always_inline)) void unrolled(Call call) {
   [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
@@ -35,7 +35,7 @@ inline __attribute__((always_inline)) void unrolled(Call call) {
 
 static inline uint8x16_t load16(const void* p) { return vld1q_u8(static_cast<const uint8_t*>(p)); }
 
-// Of two steps (four bytes of four columns each) both steps of columns 0 and 1, or of 2 and 3.
+// From two steps (four bytes of four columns each): both steps of columns 0 and 1, or of 2 and 3.
 static inline uint8x16_t first_columns(uint8x16_t a, uint8x16_t b) {
   return vreinterpretq_u8_u32(vzip1q_u32(vreinterpretq_u32_u8(a), vreinterpretq_u32_u8(b)));
 }
@@ -43,7 +43,7 @@ static inline uint8x16_t last_columns(uint8x16_t a, uint8x16_t b) {
   return vreinterpretq_u8_u32(vzip2q_u32(vreinterpretq_u32_u8(a), vreinterpretq_u32_u8(b)));
 }
 
-// Bytes of weights (unsigned, w + 128) as `dot` multiplies them, and whether they are still 128 too large.
+// Bytes of weights (unsigned, w + 128) in the form that `dot` multiplies, and whether they are still shifted by 128.
 #if HAS_NEON_MATRICES
 constexpr bool IS_SHIFTED = true;
 static inline uint8x16_t weights_of(uint8x16_t u) { return u; }
@@ -52,7 +52,7 @@ constexpr bool IS_SHIFTED = false;
 static inline uint8x16_t weights_of(uint8x16_t u) { return veorq_u8(u, vdupq_n_u8(128)); }
 #endif
 
-// sums + w . q, four bytes to a lane, of the four signed bytes of q at LANE. Weights are those of `weights_of`, or
+// sums + w . q, four bytes per lane, with the four signed bytes of q at LANE. Weights are results of `weights_of`, or
 // less than 128. Exact.
 template <int LANE>
 static inline int32x4_t dot(int32x4_t sums, uint8x16_t w, int8x16_t q) {
@@ -78,7 +78,7 @@ static inline float32x4_t dot_bf16(float32x4_t sums, uint8x16_t w, uint8x16_t x)
   return vbfdotq_laneq_f32(sums, vreinterpretq_bf16_u8(w), vreinterpretq_bf16_u8(x), LANE);
 }
 
-// A step of weights that changes no sum, with items of 0: -0 is what any number stays by.
+// A step of weights that changes no sum when multiplied by items of 0: it gives -0, and x + -0 = x for all x.
 static inline uint8x16_t no_weights() { return vreinterpretq_u8_u16(vdupq_n_u16(0x8000)); }
 
 // sums [2 columns][2 rows] + w [2 columns][8 bytes] times x [2 rows][8 bytes]
@@ -87,13 +87,13 @@ static inline float32x4_t multiply(float32x4_t sums, uint8x16_t w, int8x16_t x) 
 }
 static inline int32x4_t multiply(int32x4_t sums, uint8x16_t w, int8x16_t x) { return vusmmlaq_s32(sums, w, x); }
 
-// Sums of pairs of rows, as `multiply` makes them: of each pair and four columns, columns 0 and 1, 2 and 3.
+// Sums of pairs of rows in the layout of `multiply`: for each pair and four columns, columns 0 and 1, then 2 and 3.
 template <typename Sum, int ROWS, int VECTORS>
 struct PairSums {
   static constexpr int PAIRS = (ROWS + 1) / 2;
   Sum sums[PAIRS][VECTORS][2] = {};
 
-  // With two rows of eight bytes each a pair, and two steps of the columns: step(0 or 1, vector).
+  // Multiplies pairs of rows of eight bytes by two steps of the columns: step(0 or 1, vector).
   template <typename Step>
   inline __attribute__((always_inline)) void add(const int8x16_t (&x)[PAIRS], Step step) {
     unrolled<VECTORS>([&](auto v) {
@@ -106,7 +106,7 @@ struct PairSums {
     });
   }
 
-  // The same where row(number) gives eight bytes; the last of an odd number is taken twice.
+  // The same where row(number) returns eight bytes; with an odd number of rows the last is used twice.
   template <typename Row, typename Step>
   inline __attribute__((always_inline)) void add_rows(Row row, Step step) {
     int8x16_t x[PAIRS];
@@ -117,13 +117,13 @@ struct PairSums {
     add(x, step);
   }
 
-  // Of four columns and a row.
+  // The sums of a row for four columns.
   inline __attribute__((always_inline)) Sum of(int row, int v) const {
     const uint32x4_t first = (uint32x4_t)sums[row / 2][v][0], last = (uint32x4_t)sums[row / 2][v][1];
     return row % 2 ? (Sum)vuzp2q_u32(first, last) : (Sum)vuzp1q_u32(first, last);
   }
 
-  // Begin with those of a pair of rows.
+  // Initializes the sums of a pair of rows.
   inline __attribute__((always_inline)) void begin(int pair, int v, Sum a, Sum b) {
     sums[pair][v][0] = (Sum)vzip1q_u32((uint32x4_t)a, (uint32x4_t)b);
     sums[pair][v][1] = (Sum)vzip2q_u32((uint32x4_t)a, (uint32x4_t)b);

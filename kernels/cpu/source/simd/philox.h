@@ -1,4 +1,4 @@
-// Random words of tokens, and the Gumbel noise they stand for; see kernels/sampling/philox.py and kernels/sampling/gumbel.py.
+// Random words of tokens, and Gumbel noise made of them; see kernels/sampling/philox.py and kernels/sampling/gumbel.py.
 #pragma once
 
 #include "simd.h"
@@ -16,7 +16,7 @@ namespace philox {
 constexpr uint64_t M0 = 0xD2511F53, M1 = 0xCD9E8D57, WORD = 0xFFFFFFFF;
 constexpr uint32_t W0 = 0x9E3779B9, W1 = 0xBB67AE85;
 
-// Of 8 counters that differ in their first word, in 64 bits each so that a product has room.
+// 8 counters that differ in their first word, in 64 bits each, so that products fit.
 struct Counters {
   u64x8 c0, c1, c2, c3;
 
@@ -45,7 +45,7 @@ static inline u32x16 alternate_high(u32x16 a, u32x16 b) {
 
 }  // namespace philox
 
-// The words of 64 tokens, of which the first is a multiple of 64, in their order.
+// The words of 64 tokens, in order; the first is a multiple of 64.
 static inline void words_of(const Stream& stream, int64_t first_token, u32x16 words[4]) {
   using namespace philox;
   const u64x8 position = u64x8{} + stream.position, choice = u64x8{} + stream.choice;
@@ -72,7 +72,7 @@ static inline double noise_of(uint32_t word) {
   return -std::log(-std::log((double(word) + 0.5) * 0x1p-32));
 }
 
-// No less than the noise, and seldom more than 0.1 above it where that is large: with q = 1 - u,
+// An upper bound of the noise, seldom more than 0.1 above it where it is large: with q = 1 - u,
 //     -log(-log(1 - q)) <= -log(q)      and      log2(q) >= exponent + fraction of q as a float
 static inline f32x16 most_noise_of(u32x16 words) {
   const f32x16 q = __builtin_convertvector(~words, f32x16) + 0.5f;

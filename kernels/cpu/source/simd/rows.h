@@ -5,7 +5,7 @@
 
 constexpr int64_t ROWS_AT_ONCE = 4;
 
-// All 16, or the first `count` and zeros.
+// All 16, or the first `count` padded with zeros.
 template <typename T>
 static inline f32x16 load_first(const T* p, int64_t count) {
   return count == 16 ? load(p) : load_part(p, count);
@@ -24,7 +24,7 @@ static inline f32x16 keep_first(f32x16 v, int64_t count) {
   return lanes < int32_t(count) ? v : f32x16{};
 }
 
-// do_part(start, count) for each 16 of `width` items, and for those that are left.
+// Calls do_part(start, count) for each 16 of `width` items, and for the rest.
 template <typename DoPart>
 static inline void for_each_part(int64_t width, DoPart do_part) {
   int64_t d = 0;

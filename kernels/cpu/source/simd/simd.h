@@ -1,8 +1,7 @@
 // Sixteen floats at a time, on any CPU: GCC's vectors become AVX-512, two AVX2 or four NEON registers.
 //
-// Intrinsics are used only where the compiler cannot be asked in C++. Nothing is contracted or
-// reordered by the compiler (see the flags in build.py): sums are in the order that is written, and
-// a product is fused with an addition only by `fma`.
+// Intrinsics are used only where C++ has no equivalent. The compiler contracts and reorders nothing (see the flags in
+// build.py): sums are in the order that is written, and a product is fused with an addition only by `fma`.
 #pragma once
 
 #include <cmath>
@@ -50,7 +49,7 @@ static inline f32x16 load(const bf16* p) {
   return v;
 }
 
-// To the nearest, ties to even; NaN stays NaN.
+// Rounds to nearest, ties to even; NaN stays NaN.
 static inline bf16 to_bf16(float x) {
   uint32_t bits;
   memcpy(&bits, &x, 4);
@@ -89,7 +88,7 @@ static inline void store(bf16* p, f32x16 v) {
 #endif
 }
 
-// Some of the first 16, the others being 0.
+// The first `count` of 16, padded with 0.
 template <typename T>
 static inline f32x16 load_part(const T* p, int64_t count) {
   T part[16] = {};
@@ -123,8 +122,8 @@ static inline f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
 #endif
 }
 
-// x, or NaN where it is infinite. K and V are kept so: whoever reads such a row gets NaN, whatever its score,
-// and the request fails instead of going on without it.
+// x, or NaN where it is infinite. K and V are stored so: attention to such a row gives NaN, whatever its score, and the
+// request fails instead of continuing without the row.
 static inline float nan_if_infinite(float x) { return x + x * 0; }
 static inline f32x16 nan_if_infinite(f32x16 x) { return x + x * splat(0); }
 

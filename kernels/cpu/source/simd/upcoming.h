@@ -1,7 +1,7 @@
-// Memory that will be read soon, fetched a line at a time while something else is computed.
+// Prefetches memory that will be read soon, a line at a time while something else is computed.
 //
-// Decoding is bound by memory, and the blocks of a cache lie anywhere: no hardware foresees them. A burst
-// of prefetches would wait for memory itself, so they are strewn evenly over the work at hand.
+// Decoding is bound by memory, and the blocks of a cache are scattered, so no hardware prefetcher finds them. A burst
+// of prefetches would wait for memory itself, so they are spread evenly over the work at hand.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ class Upcoming {
     if (count_ < MAX_RANGES) ranges_[count_++] = {begin, begin + bytes};
   }
 
-  // Of all ranges, a line that two of them share being one of each.
+  // Lines of all ranges; a line shared by two ranges counts twice.
   int64_t num_lines() const {
     int64_t lines = 0;
     for (int i = 0; i < count_; i++) lines += (ranges_[i].end - ranges_[i].begin + LINE - 1) / LINE;

@@ -16,7 +16,7 @@ from baton.platform.cli.options.config_options import (
     SPECULATION_OPTIONS,
     with_config_options,
 )
-from baton.platform.cli.terminal.errors import told_in_one_line, warnings_silenced
+from baton.platform.cli.terminal.errors import errors_in_one_line, warnings_silenced
 from baton.platform.cli.terminal.progress import download_bars
 from baton.platform.config.deployment import configure
 from baton.platform.models.draft_folder import with_draft
@@ -75,7 +75,7 @@ def engine(  # noqa: PLR0913 - one parameter an option
     (--load-format dummy) are fine: speed depends on shapes alone. With --speculate also the gain of
     drafting on source code, and the acceptance of drafts.
     """
-    with told_in_one_line("baton bench engine"):
+    with errors_in_one_line("baton bench engine"):
         config = configure(None, {**changes, "model": model})
         with download_bars() as bars:
             folder = find_model(model, wants_weights=config.wants_weights, report=bars)

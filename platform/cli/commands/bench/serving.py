@@ -9,7 +9,7 @@ import typer
 
 from baton.platform.cli.options.gateway_options import CaFile
 from baton.platform.cli.options.load_options import JsonFile, PlotFile, of_output, panel
-from baton.platform.cli.terminal.errors import INTERRUPTED, told_in_one_line
+from baton.platform.cli.terminal.errors import INTERRUPTED, errors_in_one_line
 from baton.platform.load_generator.arrivals import Arrivals
 from baton.platform.load_generator.dialect import Api
 from baton.platform.load_generator.generator import SendOptions
@@ -128,7 +128,7 @@ def serve(  # noqa: PLR0913 - one parameter an option
     miss, cache hits, and how far the generator itself can be trusted. Ctrl-C ends it with what was
     measured so far.
     """
-    with told_in_one_line("baton bench serve"):
+    with errors_in_one_line("baton bench serve"):
         from baton.platform.cli.runs.bench_serve import Job, run  # aiohttp from here on
 
         arrivals = None

@@ -50,7 +50,7 @@ async def test_each_fault_costs_time_or_computing_and_nothing_else(
         is_read_again = (point, fault) == ("tier.read", Fault.CORRUPT)
         assert ("asked for again; swapped in" in note) == is_read_again
         assert bool(world.receiver.counters.num_asked_again) == is_read_again
-        assert chaos.strikes
+        assert chaos.injected
         assert num_cached == (6 * SIZE if (point, fault) in HARMLESS else 0)
 
 
@@ -61,9 +61,9 @@ async def test_each_fault_costs_time_or_computing_and_nothing_else(
     st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), min_size=1, max_size=15),
 )
 async def test_under_any_faults_what_is_found_has_the_right_bytes_and_nothing_stays_held(
-    seed: int, struck: list[tuple[tuple[str, Fault], float]], asked: list[list[int]]
+    seed: int, rates: list[tuple[tuple[str, Fault], float]], asked: list[list[int]]
 ) -> None:
-    chaos = Chaos([rule(*at, rate) for at, rate in struck], seed=seed)
+    chaos = Chaos([rule(*at, rate) for at, rate in rates], seed=seed)
     with tempfile.TemporaryDirectory() as folder:
         disk = DiskTier(FORMAT, Path(folder), 8 * FORMAT.file_bytes)
         tiers = (ChaoticTier(host(4), chaos), ChaoticTier(disk, chaos))

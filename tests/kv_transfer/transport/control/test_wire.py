@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from baton.core.errors import TransferCut
 from baton.core.ids import TransferId, new_epoch
-from baton.kv_transfer.handoff.transport import LentPiece, Parcel
+from baton.kv_transfer.handoff.transport import LentPiece, PackedPiece
 from baton.kv_transfer.layouts.integrity import checksums_of
 from baton.kv_transfer.transport.control.wire import (
     MAX_TICKETS_BYTES,
@@ -53,7 +53,7 @@ def test_what_is_written_is_read_here_and_by_protobuf(
 ) -> None:
     piece = lent(layer, first_block, views, checksums)
 
-    message = write_piece(piece, Parcel(data=piece.views))
+    message = write_piece(piece, PackedPiece(data=piece.views))
     [(header, data)] = read_pieces(message).pieces
 
     assert bytes(data) == b"".join(views)
@@ -78,9 +78,13 @@ def test_what_protobuf_wrote_is_read(data: bytes, layer: int) -> None:
 
 def test_messages_end_to_end_are_one_message_of_all_their_pieces() -> None:
     pieces = [lent(layer, 0, [b"abcd"] * 2, [layer]) for layer in range(3)]
-    parcels = [Parcel(data=pieces[0].views), Parcel(ticket=b"t"), Parcel(data=pieces[2].views)]
+    packed = [
+        PackedPiece(data=pieces[0].views),
+        PackedPiece(ticket=b"t"),
+        PackedPiece(data=pieces[2].views),
+    ]
 
-    message = b"".join(map(write_piece, pieces, parcels))
+    message = b"".join(map(write_piece, pieces, packed))
 
     found = [
         (header.plane, header.ticket, bytes(data)) for header, data in read_pieces(message).pieces
@@ -97,7 +101,7 @@ def test_garbage_is_read_or_refused_and_nothing_else(garbage: bytes) -> None:
 @given(st.data())
 def test_a_piece_cut_short_is_refused(data: st.DataObject) -> None:
     piece = lent(1, 2, [b"abcd" * 9] * 2, [1, 2])
-    message = write_piece(piece, Parcel(data=piece.views))
+    message = write_piece(piece, PackedPiece(data=piece.views))
 
     with pytest.raises(TransferCut, match="cannot be read"):
         read_pieces(message[: data.draw(st.integers(len(message) - 72, len(message) - 1))])
@@ -110,7 +114,7 @@ def test_the_end_is_read_behind_the_last_piece_and_never_in_its_bytes(
 ) -> None:
     piece = lent(1, 2, [THE_END_OF_THIS * num_bytes], [1])
 
-    heard = read_pieces(write_piece(piece, Parcel(data=piece.views)) + end)
+    heard = read_pieces(write_piece(piece, PackedPiece(data=piece.views)) + end)
 
     assert len(heard.pieces) == 1
     assert heard.is_end == bool(end)
@@ -129,4 +133,4 @@ def test_a_piece_is_the_same_message_if_it_is_summed_up_as_it_is_copied(
 
     whole = replace(bare, checksums=checksums)
     assert carried.checksums == checksums
-    assert carried.message == write_piece(whole, Parcel(data=bare.views))
+    assert carried.message == write_piece(whole, PackedPiece(data=bare.views))

@@ -26,7 +26,7 @@ from baton.core.block_views import BlockViews
 from baton.core.errors import CorruptPiece, TransferAborted, TransferCut
 from baton.kv_transfer.handoff.lease import ReceiverState
 from baton.kv_transfer.handoff.messages import OpenTransfer
-from baton.kv_transfer.handoff.transport import LentPiece, Parcel
+from baton.kv_transfer.handoff.transport import LentPiece, PackedPiece
 from baton.kv_transfer.layouts.integrity import checksums_of
 from baton.kv_transfer.transport.control import client
 from baton.kv_transfer.transport.control.wire import open_to_proto
@@ -443,8 +443,8 @@ async def test_a_stream_that_is_given_up_while_it_ends_leaves_nothing() -> None:
 )
 async def test_a_ticket_for_what_no_piece_could_be_is_refused(ticket: bytes | Ticket) -> None:
     class Forging(TcpSending):
-        async def pack(self, piece: LentPiece, request: OpenTransfer) -> Parcel:
-            return Parcel(ticket=ticket if isinstance(ticket, bytes) else ticket.pack())
+        async def pack(self, piece: LentPiece, request: OpenTransfer) -> PackedPiece:
+            return PackedPiece(ticket=ticket if isinstance(ticket, bytes) else ticket.pack())
 
     half = Forging()
     async with control_ends(PreparedSide(1), tcp=half) as it:

@@ -1,20 +1,20 @@
-"""Pins a rank to cores next to its memory on a machine with several NUMA nodes.
+"""Binds the threads of a rank to the cores of a NUMA node, next to its memory.
 
-    ranks of this machine    rank 0   rank 1   rank 2     each takes the first seat that is free,
-    seats     NUMA node 0    seat 0            seat 1     one a node before two on one
-              NUMA node 1             seat 0
+    ranks of this machine    rank 0   rank 1   rank 2     each takes the first slot that is free,
+    slots     NUMA node 0    slot 0            slot 1     one per node before two on one
+              NUMA node 1             slot 0
 
-A rank has its seat before it allocates anything. All its threads stay on the CPUs of its nodes, and
-memory comes from the node of the core that first touches it: weights and KV lie where they are
-read.
-A rank of several nodes has its weights in parts, each beside the threads that read it
-(kernels/cpu/thread_places.py); of its KV as much lies on another node as others wrote.
-It does not need libnuma or `mbind`, which a container may forbid.
+A rank takes its slot before it allocates anything. All its threads stay on the CPUs of its nodes,
+and memory comes from the node of the core that first touches it, so weights and KV are local to the
+threads that read them. A rank of several nodes has its weights in parts, each on the node of the
+threads that read it (kernels/cpu/thread_places.py); its KV is spread over its nodes according to
+which threads wrote it. Neither libnuma nor `mbind`, which a container may forbid, is needed.
 
-A seat is a name that only one process of the machine can have at a time: an abstract socket, which
-the kernel lets go of with the process, however that ends. Containers with a network of their own do
-not see each other's: of nodes with as many seats taken, the one with least memory in use comes
-first, and for certain each has its own node by a cpuset (Kubernetes: `static` CPU manager).
+A slot is a name that only one process of the machine can have at a time: an abstract socket, which
+the kernel releases when the process ends, in whatever way. Containers with network namespaces of
+their own do not see each other's slots. Therefore, among nodes with as many slots taken, the one
+with the least memory in use comes first; to be certain, give each container a node of its own with
+a cpuset (Kubernetes: `static` CPU manager).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Claim = socket.socket
 
 
 @dataclass(frozen=True, slots=True)
-class NumaSeat:
+class NumaBinding:
     """The cores of one rank, for as long as its process lives."""
 
     nodes: tuple[NumaNode, ...]
@@ -58,8 +58,8 @@ class NumaSeat:
         """Threads of the rank, when `num_left` of the cores are left to the gateway."""
         return max(1, (self.cores - num_left) // self.ranks)
 
-    def leave(self) -> None:
-        """Release the seat for others; threads stay pinned."""
+    def release(self) -> None:
+        """Release the slot for others; threads stay pinned."""
         for each in self.claims:
             each.close()
 
@@ -72,10 +72,12 @@ class NumaSeat:
         return [by_core[thread * len(by_core) // num_threads] for thread in range(num_threads)]
 
 
-def take_seat(num_ranks: int, num_threads: int, root: Path = Path("/")) -> NumaSeat | None:
-    """A seat for this process, all of whose threads stay there from now on; `num_threads` is what
-    a rank is to have, or 0: its share. None on a machine with one NUMA node, and where the system
-    does not let us."""
+def bind_to_numa_nodes(
+    num_ranks: int, num_threads: int, root: Path = Path("/")
+) -> NumaBinding | None:
+    """Bind all threads of this process, present and future. `num_threads`: the threads that a rank
+    shall have; 0: its share of the cores. Returns None on a machine with one NUMA node, and if the
+    system forbids binding."""
     nodes = numa_nodes(root)
     if len(nodes) < 2:
         return None
@@ -84,16 +86,16 @@ def take_seat(num_ranks: int, num_threads: int, root: Path = Path("/")) -> NumaS
     try:
         part, claims = claim(by_memory(parts, root))
     except OSError as error:
-        log.warning("threads are not kept to a NUMA node, no seat can be taken: %s", error)
+        log.warning("threads are not kept to a NUMA node, no slot can be taken: %s", error)
         return None
     of_part, of_all = (num_cores(part.nodes), part.num_ranks), (cores, num_ranks)
-    seat = NumaSeat(part.nodes, *min(of_part, of_all, key=lambda of: of[0] / of[1]), claims)
+    binding = NumaBinding(part.nodes, *min(of_part, of_all, key=lambda of: of[0] / of[1]), claims)
     names = " and ".join(str(node.number) for node in part.nodes)
     try:
         keep_to(part.cpus)
     except OSError as error:
         log.warning("threads are not kept to NUMA node %s: %s", names, error)
-        seat.leave()
+        binding.release()
         return None
     log.info(
         "threads and memory stay on NUMA node %s of %d, with %s",
@@ -101,7 +103,7 @@ def take_seat(num_ranks: int, num_threads: int, root: Path = Path("/")) -> NumaS
         len(nodes),
         count_of(of_part[0], "core"),
     )
-    return seat
+    return binding
 
 
 def by_memory(parts: Sequence[Part], root: Path) -> list[Part]:
@@ -120,13 +122,13 @@ def used_memory(part: Part, root: Path) -> int:
 def claim(parts: Sequence[Part]) -> tuple[Part, tuple[Claim, ...]]:
     """The first part that fewest ranks of this machine have, and what shows that it is taken.
     Raises OSError where there are no such names."""
-    for seat in count():
+    for slot in count():
         for part in parts:
-            names = [f"\0baton-numa-{os.getuid()}-{node.number}-{seat}" for node in part.nodes]
+            names = [f"\0baton-numa-{os.getuid()}-{node.number}-{slot}" for node in part.nodes]
             claims = _claim_all(names)
             if claims:
                 return part, claims
-    raise AssertionError("there is no end of seats")
+    raise AssertionError("count() never ends")
 
 
 def _claim_all(names: Collection[str]) -> tuple[Claim, ...]:

@@ -29,7 +29,7 @@ def test_while_nothing_is_drafted_the_head_keeps_up() -> None:
     assert engine.stats.num_accepted == engine.stats.num_drafted > 30
 
 
-def test_while_drafting_rests_nothing_is_read_and_then_what_the_last_passes_gave() -> None:
+def test_while_drafting_is_paused_nothing_is_read_and_then_what_the_last_passes_gave() -> None:
     budget = Never(3)
     budget.is_paused = True
     engine = make_engine()
@@ -52,7 +52,7 @@ def test_while_drafting_rests_nothing_is_read_and_then_what_the_last_passes_gave
     assert head.num_first == 1
 
 
-def test_who_was_to_be_drafted_for_and_is_preempted_instead_may_come_back_in_a_rest() -> None:
+def test_who_was_to_be_drafted_for_and_is_preempted_instead_may_come_back_in_a_pause() -> None:
     """All pairs of it are in the head's prefix cache, so nothing was shown of it as yet."""
     budget = Never(3)
     budget.is_on = True
@@ -78,7 +78,7 @@ def test_who_was_to_be_drafted_for_and_is_preempted_instead_may_come_back_in_a_r
 
 
 @pytest.mark.parametrize("num_unseen", [1, 2, 3])
-def test_drafts_from_before_a_rest_do_not_fill_the_gap_behind_it(num_unseen: int) -> None:
+def test_drafts_from_before_a_pause_do_not_fill_the_gap_behind_it(num_unseen: int) -> None:
     budget = Never(3)
     budget.is_on = True
     engine = make_engine()

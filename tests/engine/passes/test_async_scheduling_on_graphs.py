@@ -37,13 +37,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_llama(tmp_path_factory.mktemp("model"))
 
 
-def make_engine(folder: Path, *, is_ahead: bool) -> Engine:
-    """With graphs, where `auto` means a step ahead; without, one by one."""
+def make_engine(folder: Path, *, is_async: bool) -> Engine:
+    """With graphs, where `auto` turns async scheduling on, or without."""
     loaded = load_model(folder)
     cache = KvCache(loaded.info.layout(BLOCK_SIZE), NUM_BLOCKS + 1)
     runner = ModelRunner(loaded, cache)
     runner.taped = None
-    if is_ahead:
+    if is_async:
         runner.graphs = graphs_of(runner, LIMITS, spare_block=NUM_BLOCKS)
     cache.num_blocks = NUM_BLOCKS
     config = EngineConfig(
@@ -69,11 +69,11 @@ def answers(engine: Engine, ways: Sequence[dict[str, Any]]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("names", [*([name] for name in WAYS), list(WAYS)], ids=str)
-def test_a_step_ahead_draws_the_tokens_that_one_by_one_would(
+def test_async_scheduling_draws_the_tokens_that_sync_scheduling_would(
     folder: Path, names: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ways = [WAYS[name] for name in names]
-    expected = answers(make_engine(folder, is_ahead=False), ways)
+    expected = answers(make_engine(folder, is_async=False), ways)
 
     def tokens(self: Decoding) -> Sequence[int]:
         assert self.drawn is None, "the host asks for tokens that only the device has"
@@ -81,7 +81,7 @@ def test_a_step_ahead_draws_the_tokens_that_one_by_one_would(
         return self._tokens
 
     monkeypatch.setattr(Decoding, "tokens", property(tokens))
-    engine = make_engine(folder, is_ahead=True)
+    engine = make_engine(folder, is_async=True)
     turns: list[bool] = []
     next_turn = Decoding.next_turn
 

@@ -8,17 +8,17 @@ device computes while the host distributes tokens, sends them and accepts new re
 Each step reads one pass and returns the same tokens as without async scheduling. In addition it
 launches the pass of the next step: the next turn of the same persistent batch, whose input tokens
 go from sampling to the pass on the device. It is launched only if nothing that the host knows
-speaks against the turn (`Scheduler.go_ahead`). If a request finishes or is cancelled later, the
-batch ends, and the token that the turn in flight computes for it is discarded. Other ranks launch
-the turn without waiting for the tokens, which reach them from device to device. Their part of a
-pass is over once the lead's is, because its last all-reduce involves all ranks.
+speaks against the turn (`Scheduler.begin_next_turn`). If a request finishes or is cancelled later,
+the batch ends, and the token that the turn in flight computes for it is discarded. Other ranks
+launch the turn without waiting for the tokens, which reach them from device to device. Their part
+of a pass is over once the lead's is, because its last all-reduce involves all ranks.
 
 **Who owns the blocks.** A pass in flight writes one slot for each of its requests: the one after
 its computed tokens, in a block that only this request holds and that has no name yet. So nothing is
 written into a block that is named, shared or another request's, as long as no request in flight
-releases its blocks. Code that releases blocks calls `land` first: after that the device no longer
-writes to them, and the sampled tokens are kept for the step that reads them. The scheduler, which
-preempts, runs only while nothing is in flight. Tokens count as computed, and blocks get their
+releases its blocks. Code that releases blocks calls `synchronize` first: after that the device no
+longer writes to them, and the sampled tokens are kept for the step that reads them. The scheduler,
+which preempts, runs only while nothing is in flight. Tokens count as computed, and blocks get their
 names, when their pass is read.
 
 Async scheduling is off for batches whose sampling needs the host: grammars and other output rules,
@@ -68,8 +68,8 @@ class Readback:
         return values
 
 
-def goes_ahead(choice: Literal["auto", "on", "off"], runner: Runner) -> bool:
-    """Whether `scheduler.step_ahead` = `choice` is on for this runner. `auto` is on with CUDA
+def is_async(choice: Literal["auto", "on", "off"], runner: Runner) -> bool:
+    """Whether `scheduler.async_scheduling` = `choice` is on for this runner. `auto` is on with CUDA
     graphs only: a pass on a CPU is synchronous, so there is nothing to overlap."""
     if choice == "auto":
         own = runner.own if isinstance(runner, LeadRunner) else runner
@@ -85,7 +85,7 @@ class NextToken(NamedTuple):
 
 
 @dataclass(eq=False)
-class _Flight:
+class _PassInFlight:
     """One turn that was launched and not read yet."""
 
     persistent_batch: PersistentBatch
@@ -100,11 +100,11 @@ class _Flight:
         return self.readback.wait()
 
     @property
-    def is_for_somebody(self) -> bool:
+    def has_running(self) -> bool:
         return any(request.phase is Phase.RUNNING for request in self.persistent_batch.requests)
 
 
-class StepAhead:
+class PassesInFlight:
     """The turns that were launched and not read yet: between two steps, at most one."""
 
     def __init__(
@@ -113,56 +113,60 @@ class StepAhead:
         self._scheduler = scheduler
         self._eos_token_ids = eos_token_ids
         self._is_on = is_on
-        self._flights: deque[_Flight] = deque()
+        self._passes: deque[_PassInFlight] = deque()
         self.read_back: Callable[[Tensor], Readback] = Readback
         """Starts the copy of a pass's results [2, R] to the host."""
 
     @property
     def persistent_batch(self) -> PersistentBatch | None:
         """The persistent batch whose turn in flight the next step will read; None if none is."""
-        return self._flights[0].persistent_batch if self._flights else None
+        return self._passes[0].persistent_batch if self._passes else None
 
     def takes(self, batch: PersistentBatch, runner: Runner) -> bool:
         """Whether turns of `batch` may be launched ahead."""
         return self._is_on and not batch.plan(runner.cache.device).needs_host
 
-    def launch(self, batch: PersistentBatch, runner: Runner, *, goes_on: bool) -> None:
+    def launch(self, batch: PersistentBatch, runner: Runner, *, launch_next: bool) -> None:
         """Launch this step's turn unless it is in flight already; then the turn after it, if
-        `goes_on` and the scheduler is sure that the batch stays the same."""
-        if not self._flights:
-            self._flights.append(self._begin(batch, runner))
-        last = self._flights[-1]
-        if goes_on and last.turn == batch.decoding.turn and self._scheduler.go_ahead(last.tokens):
-            self._flights.append(self._begin(batch, runner))
+        `launch_next` and the scheduler is sure that the batch stays the same."""
+        if not self._passes:
+            self._passes.append(self._begin(batch, runner))
+        last = self._passes[-1]
+        if (
+            launch_next
+            and last.turn == batch.decoding.turn
+            and self._scheduler.begin_next_turn(last.tokens)
+        ):
+            self._passes.append(self._begin(batch, runner))
 
     def read(self) -> list[NextToken]:
         """Wait for this step's turn and return its tokens, without those of requests that have
         left."""
-        flight = self._flights[0]
-        tokens, are_finite = flight.found
-        self._flights.popleft()
-        rows = zip(flight.persistent_batch.requests, tokens, are_finite, strict=True)
+        oldest = self._passes[0]
+        tokens, are_finite = oldest.found
+        self._passes.popleft()
+        rows = zip(oldest.persistent_batch.requests, tokens, are_finite, strict=True)
         return [
             NextToken(request, token, bool(is_finite))
             for request, token, is_finite in rows
             if request.phase is Phase.RUNNING
         ]
 
-    def land(self) -> None:
+    def synchronize(self) -> None:
         """Wait until the device has finished all turns in flight and writes to no block any more.
         The sampled tokens are kept for the step that reads them."""
-        for flight in self._flights:
-            _ = flight.found
+        for launched in self._passes:
+            _ = launched.found
 
-    def forget_who_left(self) -> None:
+    def drop_abandoned(self) -> None:
         """Drop turns in flight whose requests have all left."""
-        while self._flights and not self._flights[0].is_for_somebody:
-            self._flights.popleft()
+        while self._passes and not self._passes[0].has_running:
+            self._passes.popleft()
 
     @torch.inference_mode()
-    def _begin(self, batch: PersistentBatch, runner: Runner) -> _Flight:
+    def _begin(self, batch: PersistentBatch, runner: Runner) -> _PassInFlight:
         hidden = runner.forward(batch.decoding, ignore_layer)
         plan = batch.plan(runner.cache.device)
         tokens, are_finite = draw(runner.logits(hidden), plan, self._eos_token_ids)
         found = torch.stack((tokens, are_finite.to(tokens.dtype)))
-        return _Flight(batch, batch.decoding.turn, tokens, self.read_back(found))
+        return _PassInFlight(batch, batch.decoding.turn, tokens, self.read_back(found))

@@ -1,7 +1,8 @@
-"""A step ahead of the device: that nobody could tell, and whose blocks are written to when.
+"""Async scheduling returns what sync scheduling would, and a pass in flight writes only to blocks
+that its own requests hold.
 
-`LateRunner` plays a device that has not begun what it was told: the KV of a decode pass is written
-when its outcome is waited for, or when the next pass is launched, and never earlier.
+`LateRunner` is a device that computes as late as it may: the KV of a decode pass is written when
+the host waits for its results, or when the next pass is launched, and never earlier.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def prompt_engine(*, num_blocks: int = 256, eos_token_ids: tuple[int, ...] = ())
     """That reads each pass before it launches the next."""
     info = echo_info(vocab_size=VOCAB, eos_token_ids=eos_token_ids, num_layers=2)
     config = EngineConfig(
-        cache=CacheConfig(block_size=BLOCK_SIZE), scheduler=SchedulerConfig(step_ahead="off")
+        cache=CacheConfig(block_size=BLOCK_SIZE), scheduler=SchedulerConfig(async_scheduling="off")
     )
     return Engine(EchoRunner(info, num_blocks=num_blocks, block_size=BLOCK_SIZE), config)
 
@@ -108,15 +109,15 @@ def test_where_nothing_is_drafted_a_pass_is_launched_ahead_and_then_drafts_are_l
     engine.speculation = Speculation(SeldomFinding(), FixedBudget(2))
     request = make_request(prompt=range(7), max_tokens=60)
     engine.add(request)
-    was_ahead = []
+    was_in_flight = []
     while engine.has_work:
         engine.step()
-        was_ahead.append(bool(runner.late))
+        was_in_flight.append(bool(runner.late))
 
     assert request.output == echo_output(range(7), 60, VOCAB)
     assert engine.stats.num_accepted > 0
-    assert sum(was_ahead) > len(was_ahead) / 3
-    assert (True, True) not in pairwise(was_ahead)  # else nobody would be asked again
+    assert sum(was_in_flight) > len(was_in_flight) / 3
+    assert (True, True) not in pairwise(was_in_flight)  # else nobody would be asked again
 
 
 def test_a_pass_is_not_launched_over_the_last_token_that_somebody_may_have() -> None:
@@ -231,7 +232,7 @@ def test_blocks_that_are_shared_are_not_written_to_until_the_next_step() -> None
         engine.step()
     assert runner.late
 
-    engine.land()
+    engine.synchronize()
 
     assert not runner.late
     lease = Holder(HolderKind.LEASE, "to another")
@@ -352,8 +353,8 @@ def test_hooks_are_told_of_each_layer_once_when_its_tokens_are_computed() -> Non
     assert seen["off"] == seen["on"]
 
 
-def test_with_auto_a_runner_without_graphs_is_not_run_ahead_of() -> None:
-    engine, runner = late_engine(scheduler=SchedulerConfig(step_ahead="auto"))
+def test_with_auto_scheduling_is_sync_for_a_runner_without_graphs() -> None:
+    engine, runner = late_engine(scheduler=SchedulerConfig(async_scheduling="auto"))
     engine.add(make_request(max_tokens=5))
     for _ in range(3):
         engine.step()

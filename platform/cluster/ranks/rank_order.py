@@ -2,7 +2,7 @@
 
     every process    reports its machine and its GPU          chosen by Ray
     one per machine  reads the links of that machine's GPUs, if two ranks are there
-    the lead         numbers them: platform/machine/seating.py
+    the lead         numbers them: platform/machine/rank_placement.py
 
 If the links cannot be read, ranks keep Ray's order.
 """
@@ -20,9 +20,15 @@ import ray
 
 from baton.engine.mesh.mesh import Axis, Mesh
 from baton.platform.machine.gpu_topology import TopologyUnreadable
-from baton.platform.machine.link_matrix import NodeLinks, Seat, link_matrix, parse_links, slowness
+from baton.platform.machine.link_matrix import (
+    DeviceLocation,
+    NodeLinks,
+    link_matrix,
+    parse_links,
+    slowness,
+)
 from baton.platform.machine.node import run_command
-from baton.platform.machine.seating import links_by_axis, links_told, place
+from baton.platform.machine.rank_placement import links_by_axis, links_told, place
 
 log = logging.getLogger(__name__)
 
@@ -31,14 +37,16 @@ SHOWN = 8
 """Digits shown of a long id."""
 
 
-def own_seat(device: str) -> Seat:
+def own_location(device: str) -> DeviceLocation:
     """The machine and GPU of this process. `device`: `cpu` or `cuda`."""
     node: str = ray.get_runtime_context().get_node_id()
     if device != "cuda":
-        return Seat(node)
+        return DeviceLocation(node)
     import torch
 
-    return Seat(node, str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid))
+    return DeviceLocation(
+        node, str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+    )
 
 
 def read_links() -> tuple[str, str]:
@@ -50,19 +58,19 @@ def read_links() -> tuple[str, str]:
         return "", ""
 
 
-async def by_rank(mesh: Mesh, device: str, own: Seat, actors: Sequence[Any]) -> list[Any]:
+async def by_rank(mesh: Mesh, device: str, own: DeviceLocation, actors: Sequence[Any]) -> list[Any]:
     """`actors` in the order of the ranks 1.. that they are to be; rank 0 is the caller, at `own`.
 
-    Each has the methods `seat` and `read_links`, which call the functions here. Raises Ray's error
-    if one fails.
+    Each has the methods `location` and `read_links`, which call the functions here. Raises Ray's
+    error if one fails.
     """
-    seats = [own, *await asyncio.gather(*(actor.seat.remote(device) for actor in actors))]
-    matrix = link_matrix(seats, await _links_by_node(seats, actors))
-    seating = place(mesh, matrix)
-    links = links_by_axis(mesh, matrix, seating)
+    locations = [own, *await asyncio.gather(*(actor.location.remote(device) for actor in actors))]
+    matrix = link_matrix(locations, await _links_by_node(locations, actors))
+    placement = place(mesh, matrix)
+    links = links_by_axis(mesh, matrix, placement)
     level = logging.WARNING if is_far(links) else logging.INFO
-    log.log(level, "%s", told(seats, links, seating))
-    return [actors[seat - 1] for seat in seating[1:]]
+    log.log(level, "%s", told(locations, links, placement))
+    return [actors[process - 1] for process in placement[1:]]
 
 
 def is_far(links: Mapping[Axis, Sequence[str]]) -> bool:
@@ -71,21 +79,31 @@ def is_far(links: Mapping[Axis, Sequence[str]]) -> bool:
     return any(slowness(link) >= slowness(FAR) for link in links.get(Axis.TENSOR, ()))
 
 
-def told(seats: Sequence[Seat], links: Mapping[Axis, Sequence[str]], seating: Sequence[int]) -> str:
+def told(
+    locations: Sequence[DeviceLocation],
+    links: Mapping[Axis, Sequence[str]],
+    placement: Sequence[int],
+) -> str:
     """A line that tells the placement and its reason."""
-    moved = "as Ray put them" if list(seating) == sorted(seating) else "by their links"
-    places = ", ".join(f"{rank} {_name(seats[seat])}" for rank, seat in enumerate(seating))
+    moved = "as Ray put them" if list(placement) == sorted(placement) else "by their links"
+    places = ", ".join(
+        f"{rank} {_name(locations[process])}" for rank, process in enumerate(placement)
+    )
     return f"ranks are placed {moved}: {links_told(links)}. Rank {places}"
 
 
-def _name(seat: Seat) -> str:
-    return f"on {seat.node[:SHOWN]}" + (f" GPU-{seat.gpu[:SHOWN]}" if seat.gpu else "")
+def _name(location: DeviceLocation) -> str:
+    return f"on {location.node[:SHOWN]}" + (f" GPU-{location.gpu[:SHOWN]}" if location.gpu else "")
 
 
-async def _links_by_node(seats: Sequence[Seat], actors: Sequence[Any]) -> Mapping[str, NodeLinks]:
+async def _links_by_node(
+    locations: Sequence[DeviceLocation], actors: Sequence[Any]
+) -> Mapping[str, NodeLinks]:
     """Links of the machines with several of the GPUs."""
-    counts = Counter(node for node, gpu in {(seat.node, seat.gpu) for seat in seats} if gpu)
-    asked = {seat.node: actor for seat, actor in zip(seats[1:], actors, strict=True)}
+    counts = Counter(
+        node for node, gpu in {(location.node, location.gpu) for location in locations} if gpu
+    )
+    asked = {location.node: actor for location, actor in zip(locations[1:], actors, strict=True)}
     nodes = [node for node in asked if counts[node] > 1]
     texts = await asyncio.gather(*(asked[node].read_links.remote() for node in nodes))
     found: dict[str, NodeLinks] = {}

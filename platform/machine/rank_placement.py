@@ -1,10 +1,10 @@
 """Assigns ranks to GPUs so that those that communicate most get the best links. Pure.
 
-    seats     as they were given        0    1    2    3        NVLink joins 0-2 and 1-3
+    devices   as they were given      0    1    2    3        NVLink joins 0-2 and 1-3
     ranks     tensor 2, pipeline 2      0    2    1    3        so 0-1 and 2-3 are tensor groups
 
-Axes count in the order of their traffic. Of two seatings, the better one has the better worst link
-within tensor groups, then the better links in total, then the same for the next axis. Pipeline
+Axes count in the order of their traffic. Of two placements, the better one has the better worst
+link within tensor groups, then the better links in total, then the same for the next axis. Pipeline
 stages communicate with their neighbours, other groups all to all.
 """
 
@@ -19,12 +19,12 @@ from baton.platform.machine.link_matrix import slowness
 
 BY_TALK = (Axis.TENSOR, Axis.CONTEXT, Axis.EXPERT, Axis.DATA, Axis.PIPELINE)
 MAX_TRIED_ALL = 8
-"""Seats for which every seating is tried: 7! of them, as the lead stays where it is."""
+"""Devices for which every placement is tried: 7! of them, as the lead stays where it is."""
 MAX_TRIED = 20_000
-"""Exchanges of two that are tried, of more seats."""
+"""Exchanges of two that are tried, of more devices."""
 
 Links = Sequence[Sequence[str]]
-"""Kind of link between each two seats; see platform/machine/link_matrix.py."""
+"""Kind of link between each two devices; see platform/machine/link_matrix.py."""
 Slowness = Sequence[Sequence[float]]
 Pairs = list[tuple[int, int]]
 """The pairs of ranks that talk to each other, of one axis."""
@@ -32,29 +32,30 @@ Cost = tuple[tuple[float, float], ...]
 
 
 def place(mesh: Mesh, links: Links) -> tuple[int, ...]:
-    """The seat of each rank. Rank 0 has the first; none is worse than to leave all as they are."""
-    seats = tuple(range(mesh.size))
-    if len({links[one][other] for one, other in permutations(seats, 2)}) < 2:
-        return seats
+    """The device of each rank. Rank 0 has the first; none is worse than to leave all as they
+    are."""
+    devices = tuple(range(mesh.size))
+    if len({links[one][other] for one, other in permutations(devices, 2)}) < 2:
+        return devices
     axes, slow = axis_pairs(mesh), slownesses(links)
     found: Iterable[tuple[int, ...]]
     if mesh.size <= MAX_TRIED_ALL:  # the first of them is as it is: ties leave it so
-        found = ((0, *rest) for rest in permutations(seats[1:]))
+        found = ((0, *rest) for rest in permutations(devices[1:]))
     else:
-        found = (_exchanged(axes, slow, each) for each in (seats, _greedy(axes, slow)))
-    return min(found, key=lambda seating: seating_cost(axes, slow, seating))
+        found = (_exchanged(axes, slow, each) for each in (devices, _greedy(axes, slow)))
+    return min(found, key=lambda placement: placement_cost(axes, slow, placement))
 
 
 def slownesses(links: Links) -> Slowness:
     return [[slowness(link) for link in row] for row in links]
 
 
-def links_by_axis(mesh: Mesh, links: Links, seating: Sequence[int]) -> dict[Axis, list[str]]:
+def links_by_axis(mesh: Mesh, links: Links, placement: Sequence[int]) -> dict[Axis, list[str]]:
     """The kinds of links that ranks of an axis talk over, best first; of axes with several."""
     found: dict[Axis, list[str]] = {}
     for axis, pairs in zip(BY_TALK, axis_pairs(mesh), strict=True):
         if pairs:
-            kinds = {links[seating[one]][seating[other]] for one, other in pairs}
+            kinds = {links[placement[one]][placement[other]] for one, other in pairs}
             found[axis] = sorted(kinds, key=slowness)
     return found
 
@@ -73,38 +74,41 @@ def _pairs(mesh: Mesh, axis: Axis) -> Iterator[tuple[int, int]]:
         yield from pairwise(group) if axis is Axis.PIPELINE else combinations(group, 2)
 
 
-def seating_cost(axes: Sequence[Pairs], slow: Slowness, seating: Sequence[int]) -> Cost:
+def placement_cost(axes: Sequence[Pairs], slow: Slowness, placement: Sequence[int]) -> Cost:
     """The cost to minimise: for each axis its worst link, then all links."""
-    links = [[slow[seating[one]][seating[other]] for one, other in pairs] for pairs in axes]
+    links = [[slow[placement[one]][placement[other]] for one, other in pairs] for pairs in axes]
     return tuple((max(each, default=0.0), fsum(each)) for each in links)
 
 
 def _greedy(axes: Sequence[Pairs], slow: Slowness) -> tuple[int, ...]:
-    """A greedy seating: each rank on the seat nearest to the ranks it communicates with most."""
-    seating = [0]
+    """A greedy placement: each rank on the device nearest to the ranks it communicates with
+    most."""
+    placement = [0]
     free = set(range(1, len(slow)))
     while free:
-        rank = len(seating)
+        rank = len(placement)
         partners = [[one for one, other in pairs if other == rank] for pairs in axes]
 
-        def farness(seat: int, partners: list[list[int]] = partners) -> tuple[list[float], int]:
-            sums = [sum(slow[seating[one]][seat] for one in each) for each in partners]
-            return sums, seat
+        def farness(device: int, partners: list[list[int]] = partners) -> tuple[list[float], int]:
+            sums = [sum(slow[placement[one]][device] for one in each) for each in partners]
+            return sums, device
 
-        seating.append(min(free, key=farness))
-        free.remove(seating[-1])
-    return tuple(seating)
+        placement.append(min(free, key=farness))
+        free.remove(placement[-1])
+    return tuple(placement)
 
 
-def _exchanged(axes: Sequence[Pairs], slow: Slowness, seating: tuple[int, ...]) -> tuple[int, ...]:
-    """Swap pairs of seats while that lowers the cost."""
-    best, cost = list(seating), seating_cost(axes, slow, seating)
+def _exchanged(
+    axes: Sequence[Pairs], slow: Slowness, placement: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Swap pairs of devices while that lowers the cost."""
+    best, cost = list(placement), placement_cost(axes, slow, placement)
     num_tried, is_better = 0, True
     while is_better and num_tried < MAX_TRIED:
         is_better = False
         for one, other in combinations(range(1, len(best)), 2):
             best[one], best[other] = best[other], best[one]
-            new = seating_cost(axes, slow, best)
+            new = placement_cost(axes, slow, best)
             num_tried += 1
             if new < cost:
                 cost, is_better = new, True

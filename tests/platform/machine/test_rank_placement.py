@@ -11,12 +11,12 @@ from tests.platform.topologies import DGX_1, EIGHT_H100_WITH_CARDS, PAIRED_A100_
 
 from baton.engine.mesh.mesh import Axis, Mesh
 from baton.platform.machine.gpu_topology import parse_topology
-from baton.platform.machine.seating import (
+from baton.platform.machine.rank_placement import (
     axis_pairs,
     links_by_axis,
     links_told,
     place,
-    seating_cost,
+    placement_cost,
     slownesses,
 )
 
@@ -29,11 +29,11 @@ def links_of(text: str) -> list[list[str]]:
     return [[found.link(one, other) for other in names] for one in names]
 
 
-def tensor_groups(mesh: Mesh, seating: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """By their seats."""
+def tensor_groups(mesh: Mesh, placement: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """By their devices."""
     firsts = range(0, mesh.size, mesh.tensor)
     return [
-        tuple(sorted(seating[rank] for rank in mesh.members(Axis.TENSOR, first)))
+        tuple(sorted(placement[rank] for rank in mesh.members(Axis.TENSOR, first)))
         for first in firsts
     ]
 
@@ -57,43 +57,43 @@ def test_every_rank_has_a_seat_of_its_own_and_none_is_worse_than_to_stay(
         for a in range(mesh.size)
     ]  # fmt: skip
 
-    seating = place(mesh, matrix)
+    placement = place(mesh, matrix)
 
     axes, slow = axis_pairs(mesh), slownesses(matrix)
     stayed = tuple(range(mesh.size))
-    assert sorted(seating) == list(stayed)
-    assert seating[0] == 0
-    assert seating_cost(axes, slow, seating) <= seating_cost(axes, slow, stayed)
+    assert sorted(placement) == list(stayed)
+    assert placement[0] == 0
+    assert placement_cost(axes, slow, placement) <= placement_cost(axes, slow, stayed)
 
 
 @given(st.permutations(range(6)), st.sampled_from((2, 3)))
 def test_tensor_groups_find_the_seats_that_are_joined(order: list[int], tensor: int) -> None:
-    group_of = [seat // tensor for seat in order]
+    group_of = [device // tensor for device in order]
     matrix = [[NEAR if a == b else FAR for b in group_of] for a in group_of]
     mesh = Mesh(tensor=tensor, pipeline=6 // tensor)
 
-    seating = place(mesh, matrix)
+    placement = place(mesh, matrix)
 
-    for group in tensor_groups(mesh, seating):
-        assert len({group_of[seat] for seat in group}) == 1
+    for group in tensor_groups(mesh, placement):
+        assert len({group_of[device] for device in group}) == 1
 
 
 def test_pairs_with_a_bridge_are_tensor_groups() -> None:
     mesh, links = Mesh(tensor=2, pipeline=2), links_of(PAIRED_A100_PCIE)
 
-    seating = place(mesh, links)
+    placement = place(mesh, links)
 
-    assert tensor_groups(mesh, seating) == [(0, 2), (1, 3)]
-    told = links_told(links_by_axis(mesh, links, seating))
+    assert tensor_groups(mesh, placement) == [(0, 2), (1, 3)]
+    told = links_told(links_by_axis(mesh, links, placement))
     assert told == "tensor over NV12, pipeline over SYS"
 
 
 def test_a_pipeline_goes_from_neighbour_to_neighbour() -> None:
     links = links_of(DGX_1)
 
-    seating = place(Mesh(pipeline=8), links)
+    placement = place(Mesh(pipeline=8), links)
 
-    assert all(links[one][other].startswith("NV") for one, other in pairwise(seating))
+    assert all(links[one][other].startswith("NV") for one, other in pairwise(placement))
 
 
 def test_four_ranks_sit_where_all_pairs_have_nvlink() -> None:
@@ -111,11 +111,11 @@ def test_where_all_links_are_alike_all_stay(mesh: Mesh) -> None:
 
 def test_tensor_groups_stay_on_one_machine_however_many_ranks_there_are() -> None:
     mesh = Mesh(tensor=4, data=2, pipeline=2)
-    machine = [seat % 2 for seat in range(16)]  # as a scheduler that spreads puts them
+    machine = [device % 2 for device in range(16)]  # as a scheduler that spreads puts them
     matrix = [[NEAR if a == b else "NET" for b in machine] for a in machine]
 
-    seating = place(mesh, matrix)
+    placement = place(mesh, matrix)
 
-    assert sorted(seating) == list(range(16))
-    for group in tensor_groups(mesh, seating):
-        assert len({machine[seat] for seat in group}) == 1
+    assert sorted(placement) == list(range(16))
+    for group in tensor_groups(mesh, placement):
+        assert len({machine[device] for device in group}) == 1

@@ -1,11 +1,12 @@
-"""Removes wrong blocks from all tiers, also while they are on their way from one tier to another.
+"""Removes wrong blocks from all tiers, also while they are being copied from one tier to another.
 
-    copy      watch { read --> put --> named in the watch? --> struck again }
-    strike    told to every watch, old or new --> removed from every tier --> told no more
+    copy          watch { read --> put --> name invalidated meanwhile? --> invalidate again }
+    invalidate    add to every watch, old or new --> remove from every tier --> done
 
-In this order no interleaving leaves a struck block behind: a copy that does not hear of a strike
-either ended before it, and is removed with the rest, or began after it, and finds nothing. A block
-that was put too late may have been copied on: that is why it is struck again, and not only removed.
+In this order no interleaving leaves an invalid block behind: a copy that does not hear of an
+invalidation either ended before it, and is removed with the rest, or began after it, and finds
+nothing. A block that was put too late may have been copied on, so it is invalidated again instead
+of being removed from one tier only.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 
 
-class Strikes:
+class Invalidations:
     """From any thread."""
 
     def __init__(self, remove: Callable[[bytes], None]) -> None:
@@ -27,7 +28,8 @@ class Strikes:
 
     @contextmanager
     def watch(self) -> Iterator[Set[bytes]]:
-        """The names struck since the context was entered, or just being struck, live."""
+        """The names invalidated since the context was entered, or being invalidated then. The set
+        grows while the context lasts."""
         with self._lock:
             names = set(self._under_way)
             self._watches.append(names)
@@ -37,7 +39,7 @@ class Strikes:
             with self._lock:
                 self._watches = [other for other in self._watches if other is not names]
 
-    def strike(self, name: bytes) -> None:
+    def invalidate(self, name: bytes) -> None:
         with self._lock:
             self._under_way.append(name)
             for names in self._watches:
