@@ -85,11 +85,9 @@ def run(config: DeploymentConfig, folder: Path, check: StartCheck, *, is_verbose
                 if warning := check.warning():
                     log.warning("%s", warning)
                 report.enter("starting Ray")
-                _start_ray(
-                    config,
-                    WorkerLog(out, config.log_format, shows_all=is_verbose),
-                    NodeLog(shows_all=is_verbose),
-                )
+                worker_log = WorkerLog(out, config.log_format, shows_all=is_verbose)
+                node_log = NodeLog(worker_log.names, shows_all=is_verbose)
+                _start_ray(config, worker_log, node_log)
                 signal.signal(signal.SIGTERM, _raise_stop)  # Ray has installed its own handlers
                 is_started = True
                 lent = None if config.ray.address else folder
