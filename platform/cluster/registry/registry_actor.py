@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from ray import serve
 
+from baton.core.clock import AwakeClock
 from baton.core.errors import InvalidConfig
 from baton.core.ids import Epoch
 from baton.core.replicas import Membership
@@ -45,7 +46,8 @@ class RegistryActor:
         """`name`: of its deployment; each of several registries is its own deployment."""
         self._config = config
         self._name = name
-        self._registry = Registry()
+        self._clock = AwakeClock()
+        self._registry = Registry(clock=self._clock)
         self._port: RegistryPort | None = None
         self._rules = config.planner
         self._planned: Planned | None = None
@@ -73,6 +75,7 @@ class RegistryActor:
     async def _listen(self, config: DeploymentConfig) -> None:
         from baton.platform.cluster.registry.registry_port import RegistryPort  # see `deploy.py`
 
+        self._clock.start()
         self._port = RegistryPort(self._registry)
         await self._port.start(own_address(config), config.security)
 
