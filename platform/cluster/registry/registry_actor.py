@@ -127,8 +127,10 @@ class RegistryActor:
         log.info("%s plans, as gateways tell it of traffic", self._name)
         try:
             await asyncio.sleep(SILENT_S)
-            while planner.num_heard:
+            num_silent = 0
+            while num_silent < 2:  # once may be this process, which stood still
                 await asyncio.sleep(REPORTS_S)
+                num_silent = 0 if planner.num_heard else num_silent + 1
             log.info("%s plans no more: gateways tell it of no traffic", self._name)
         finally:
             planning.cancel()
