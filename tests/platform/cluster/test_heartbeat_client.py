@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from baton.platform.cluster.registry.remote_registry import RemoteRegistry
 from baton.platform.registry.registry import Registry
 from baton.platform.security.config import SecurityConfig
 from baton.proto import replica_pb2 as pb
+from baton.proto.channels import Channels
 from baton.proto.membership_wire import heartbeat_from_proto, heartbeat_to_proto
 
 PLAIN = SecurityConfig()
@@ -166,6 +168,40 @@ async def test_without_an_answer_heartbeats_go_through_serve_and_the_port_is_tri
     await replica.heartbeat(INFO)
     await again.stop()
     assert len(through_serve.told) == 5
+
+
+async def test_an_address_without_an_answer_is_left_alone_for_longer_each_time_and_forgiven(
+    through_serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, tried, port = ManualClock(), list[float](), through_serve.port
+    connect = Channels.new
+
+    def new(channels: Channels, *where: Any) -> Any:
+        tried.append(clock())
+        return connect(channels, *where)
+
+    monkeypatch.setattr(Channels, "new", new)
+    replica = remote(through_serve, clock)
+    await replica.heartbeat(INFO)
+    address = port.address
+    await port.stop()
+    port.address = address  # it is told, and nobody listens there
+    for _ in range(99):
+        await replica.heartbeat(INFO)
+        clock.advance(1.0)
+    assert [later - one for one, later in pairwise(tried)] == [2, 4, 8, 16, AVOIDED_S, AVOIDED_S]
+
+    again = RegistryPort(through_serve.registry)
+    await again.start("127.0.0.1", PLAIN)
+    port.address = again.address
+    tried.clear()
+    for _ in range(2):  # hears of it, and is answered there
+        await replica.heartbeat(INFO)
+    await again.stop()
+    for _ in range(4):
+        await replica.heartbeat(INFO)
+        clock.advance(1.0)
+    assert len(tried) == 2  # when it was told of it, and 2 s after it was not answered there
 
 
 async def test_of_many_who_are_heard_seldom_one_that_ends_is_missed_all_the_same(
