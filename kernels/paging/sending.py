@@ -6,30 +6,21 @@ The interpreter goes on meanwhile: other Python threads run.
 from __future__ import annotations
 
 import ctypes
-from enum import IntEnum
 from functools import cache
 
 from baton.core.block_views import BlockViews
 from baton.kernels.cpu.library import library
 from baton.kernels.paging.checksum_cpu import CONTIGUOUS, Blocks, Looks, num_units_of
+from baton.kernels.paging.piece_stream import HEADER_BYTES, WORD_BYTES
 
 AT_ONCE_BYTES = 512 << 10
 """Summed up, then sent. Less costs more calls of the system, each of which wakes the receiver, and
 more does not stay in the caches until the system copies it."""
-HEADER_BYTES = 16
-_WORD_BYTES = 8
 
 
 def can_send() -> bool:
     """Whether this machine has the function."""
     return library() is not None
-
-
-class State(IntEnum):
-    """What source/paging/send.cpp returns; a negative number is an errno."""
-
-    ALL = 0
-    NOT_YET = 1
 
 
 class _Dispatch(ctypes.Structure):
@@ -48,7 +39,7 @@ class Sending:
         self._header = header
         self._dispatch = _Dispatch()
         self._num_units = num_units_of(sources.size, unit_bytes)
-        self._sums = ctypes.create_string_buffer(_WORD_BYTES * self._num_units * len(sources))
+        self._sums = ctypes.create_string_buffer(WORD_BYTES * self._num_units * len(sources))
 
     def go_on(self, socket: int, limit_s: float) -> int:
         """Send more, for about `limit_s` or the socket's own time limit: `State`, or -errno."""

@@ -23,7 +23,8 @@ from contextlib import contextmanager, suppress
 from baton.core.block_views import BlockViews, stretches
 from baton.core.clock import monotonic
 from baton.core.errors import TransferCut
-from baton.kernels.paging.receiving import Receiving, State, can_receive
+from baton.kernels.paging.piece_stream import State
+from baton.kernels.paging.receiving import Receiving, can_receive
 from baton.kv_transfer.handoff.messages import ChecksumsBehind
 from baton.kv_transfer.transport.tcp.frames import (
     HEADER,

@@ -10,7 +10,8 @@ from contextlib import suppress
 
 from baton.core.block_views import BlockViews, stretches
 from baton.core.clock import monotonic
-from baton.kernels.paging.sending import Sending, State, can_send
+from baton.kernels.paging.piece_stream import State
+from baton.kernels.paging.sending import Sending, can_send
 from baton.kv_transfer.handoff.transport import LentPiece
 from baton.kv_transfer.layouts.integrity import CHECKSUM_BYTES, checksums_of
 from baton.kv_transfer.transport.lent import Loan, Loans

@@ -12,7 +12,8 @@ import pytest
 from baton.core.block_views import BlockViews
 from baton.kernels.cpu.library import library
 from baton.kernels.paging.checksum import checksums
-from baton.kernels.paging.sending import AT_ONCE_BYTES, Sending, State
+from baton.kernels.paging.piece_stream import State
+from baton.kernels.paging.sending import AT_ONCE_BYTES, Sending
 
 HEADER = struct.pack("<QQ", 7, 1234)
 LIMIT_S = 60.0

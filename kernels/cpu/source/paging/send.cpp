@@ -4,13 +4,11 @@
 // the caches of the core, and memory is read once. Their checksums follow the piece. One call sends
 // a whole piece: the caller's other threads run meanwhile, and none of its blocks is a step of an
 // interpreter.
-#include <cerrno>
-
 #include <sys/socket.h>
 #include <sys/uio.h>
-#include <time.h>
 
 #include "checksum.h"
+#include "piece_stream.h"
 
 // How far a piece has come. It begins as zeros, and is kept until the piece is sent.
 struct Dispatch {
@@ -22,15 +20,7 @@ struct Dispatch {
 
 namespace {
 
-enum { ALL = 0, NOT_YET = 1 };
-constexpr int64_t HEADER_BYTES = 16;
 constexpr int MAX_PARTS = 1024;  // IOV_MAX of Linux
-
-double seconds() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
-}
 
 struct Piece {
   const Blocks* blocks;
@@ -113,8 +103,7 @@ extern "C" int64_t baton_send(int64_t socket, const Blocks* sources, int64_t num
     message.msg_iov = parts.parts;
     message.msg_iovlen = size_t(parts.count);
     const ssize_t sent = sendmsg(int(socket), &message, MSG_NOSIGNAL);
-    if (sent < 0)
-      return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? NOT_YET : -errno;
+    if (sent < 0) return is_passing(errno) ? NOT_YET : -errno;
     dispatch->num_bytes += sent;
     // A call that does not send all has waited for long.
     if (sent < parts.num_bytes || seconds() > until)
