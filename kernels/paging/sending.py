@@ -1,5 +1,7 @@
 """Pieces sent to a socket from their blocks, compiled, and summed up right before.
 
+Behind a piece come the checksums of its units, and one checksum of these.
+
 The interpreter goes on meanwhile: other Python threads run.
 """
 
@@ -39,7 +41,8 @@ class Sending:
         self._header = header
         self._dispatch = _Dispatch()
         self._num_units = num_units_of(sources.size, unit_bytes)
-        self._sums = ctypes.create_string_buffer(WORD_BYTES * self._num_units * len(sources))
+        num_words = self._num_units * len(sources) + 1
+        self._sums = ctypes.create_string_buffer(WORD_BYTES * num_words)
 
     def go_on(self, socket: int, limit_s: float) -> int:
         """Send more, for about `limit_s` or the socket's own time limit: `State`, or -errno."""

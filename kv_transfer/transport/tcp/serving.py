@@ -13,7 +13,7 @@ from baton.core.clock import monotonic
 from baton.kernels.paging.piece_stream import State
 from baton.kernels.paging.sending import Sending, can_send
 from baton.kv_transfer.handoff.transport import LentPiece
-from baton.kv_transfer.layouts.integrity import CHECKSUM_BYTES, checksums_of
+from baton.kv_transfer.layouts.integrity import CHECKSUM_BYTES, checksums_of, with_own_checksum
 from baton.kv_transfer.transport.lent import Loan, Loans
 from baton.kv_transfer.transport.tcp.frames import (
     ASK,
@@ -166,12 +166,13 @@ def _is_summed_up_as_it_is_sent(piece: LentPiece) -> bool:
 
 def _length(piece: LentPiece) -> int:
     """Bytes behind its header: its own, and the checksums that follow them."""
-    num_units = piece.num_bytes // piece.unit_bytes if piece.unit_bytes else 0
-    return piece.num_bytes + CHECKSUM_BYTES * num_units
+    if not piece.unit_bytes:
+        return piece.num_bytes
+    return piece.num_bytes + CHECKSUM_BYTES * (piece.num_bytes // piece.unit_bytes + 1)
 
 
 def _checksums_behind(piece: LentPiece) -> list[memoryview]:
     """The checksums that follow a piece; none if they were announced."""
     if not piece.unit_bytes:
         return []
-    return [memoryview(checksums_of(piece.views, piece.unit_bytes))]
+    return [memoryview(with_own_checksum(checksums_of(piece.views, piece.unit_bytes)))]

@@ -53,7 +53,9 @@ def test_what_is_read_is_the_header_the_blocks_and_their_checksums(
     theirs.setblocking(True)
     while more := theirs.recv(1 << 20):
         found += more
-    assert found == HEADER + b"".join(sources) + checksums(sources, unit_bytes)
+    sums = checksums(sources, unit_bytes)
+    own = checksums([sums], len(sums))
+    assert found == HEADER + b"".join(sources) + sums + own
     theirs.close()
 
 

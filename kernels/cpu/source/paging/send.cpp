@@ -1,7 +1,8 @@
 // Sends a piece of KV to a socket from its blocks, and sums up its units on the way.
 //
 // Units are summed up right before they are sent, some at a time: so the system copies them from
-// the caches of the core, and memory is read once. Their checksums follow the piece. One call sends
+// the caches of the core, and memory is read once. Their checksums follow the piece, and behind them
+// one of these checksums, by which it is known whether they were damaged on the way. One call sends
 // a whole piece: the caller's other threads run meanwhile, and none of its blocks is a step of an
 // interpreter.
 #include <sys/socket.h>
@@ -21,12 +22,15 @@ struct Dispatch {
 namespace {
 
 constexpr int MAX_PARTS = 1024;  // IOV_MAX of Linux
+constexpr int64_t WORD_BYTES = sizeof(uint64_t);
 
 struct Piece {
   const Blocks* blocks;
   int64_t num_units, unit_bytes;  // of each block
 
   int64_t num_all() const { return blocks->num_rows * blocks->num_starts * num_units; }
+  // The checksums of all units, and the one of these.
+  int64_t trailer_bytes() const { return WORD_BYTES * (num_all() + 1); }
   uint8_t* unit(int64_t number) const {
     const int64_t block = number / num_units;
     const Cursor at{blocks, block / blocks->num_starts, block % blocks->num_starts};
@@ -70,21 +74,22 @@ void collect(Parts& parts, const Piece& piece, const uint8_t* header, int64_t nu
   if (num_summed < num_all) return;
   const int64_t behind = from - HEADER_BYTES - num_all * piece.unit_bytes;
   const int64_t begin = behind > 0 ? behind : 0;
-  parts.add((const uint8_t*)checksums + begin, num_all * int64_t(sizeof *checksums) - begin);
+  parts.add((const uint8_t*)checksums + begin, piece.trailer_bytes() - begin);
 }
 
 }  // namespace
 
-// A header of 16 bytes, the units of all `sources`, then the checksum of each. `at_once` bytes, or
-// one unit, are summed up before they are sent. NOT_YET: the socket's own time limit is over, or
-// `limit_s`; to be called again, with the same `checksums`. A negative number: an errno.
+// A header, the units of all `sources`, the checksum of each, and the checksum of these. `at_once`
+// bytes, or one unit, are summed up before they are sent. NOT_YET: the socket's own time limit is
+// over, or `limit_s`; to be called again, with the same `checksums`, of one more than there are
+// units. A negative number: an errno.
 extern "C" int64_t baton_send(int64_t socket, const Blocks* sources, int64_t num_units,
                               int64_t unit_bytes, const uint8_t* header, int64_t at_once,
                               double limit_s, Dispatch* dispatch, uint64_t* checksums) {
   const Piece piece{sources, num_units, unit_bytes};
   const int64_t num_all = piece.num_all();
   const int64_t most = at_once > unit_bytes ? at_once / unit_bytes : 1;
-  const int64_t total = HEADER_BYTES + num_all * (unit_bytes + int64_t(sizeof *checksums));
+  const int64_t total = HEADER_BYTES + num_all * unit_bytes + piece.trailer_bytes();
   const double until = seconds() + limit_s;
   while (dispatch->num_bytes < total) {
     const int64_t summed = dispatch->num_units;
@@ -94,6 +99,10 @@ extern "C" int64_t baton_send(int64_t socket, const Blocks* sources, int64_t num
       for (int64_t i = summed; i < stop; i++) {
         const uint8_t* next = piece.unit(i + 1 < num_all ? i + 1 : i);
         checksums[i] = checksum(piece.unit(i), nullptr, unit_bytes, next);
+      }
+      if (stop == num_all) {
+        uint8_t* all = (uint8_t*)checksums;
+        checksums[num_all] = checksum(all, nullptr, WORD_BYTES * num_all, all);
       }
       dispatch->num_units = stop;
     }

@@ -27,7 +27,11 @@ from baton.core.errors import CorruptPiece, TransferAborted, TransferCut
 from baton.kv_transfer.handoff.lease import ReceiverState
 from baton.kv_transfer.handoff.messages import OpenTransfer
 from baton.kv_transfer.handoff.transport import LentPiece, Parcel
-from baton.kv_transfer.layouts.integrity import checksums_of
+from baton.kv_transfer.layouts.integrity import (
+    CHECKSUM_BYTES,
+    checksums_of,
+    with_own_checksum,
+)
 from baton.kv_transfer.transport.control import client
 from baton.kv_transfer.transport.control.wire import open_to_proto
 from baton.kv_transfer.transport.lent import SECRET_BYTES, Loan, Loans
@@ -316,20 +320,20 @@ async def test_blocks_of_a_lease_that_ends_while_its_sender_stalls_are_free_at_o
 
 
 class Striking:
-    """Strikes what P sends of its first piece: header, units and their checksums."""
+    """Strikes what P sends of its first piece, or of another: header, units, their checksums."""
 
-    def __init__(self, strike: Callable[[bytearray, int], None]) -> None:
+    def __init__(self, strike: Callable[[bytearray, int], None], number: int = 1) -> None:
         self._strike = strike
-        self._has_struck = False
+        self._num_before = number
 
     def send(self, connection: ServedConnection, loan: Loan) -> bool:
         piece = loan.piece
         data = b"".join(piece.views)
-        sums = checksums_of(piece.views, piece.unit_bytes)
+        sums = with_own_checksum(checksums_of(piece.views, piece.unit_bytes))
         message = bytearray(HEADER.pack(loan.number, len(data) + len(sums)) + data + sums)
-        if not self._has_struck:
+        self._num_before -= 1
+        if not self._num_before:
             self._strike(message, HEADER.size + len(data))
-            self._has_struck = True
         connection._socket.sendall(message)
         return len(message) == HEADER.size + len(data) + len(sums)
 
@@ -348,6 +352,17 @@ def flip_a_checksum(message: bytearray, end: int) -> None:
     message[end] ^= 1
 
 
+def flip_the_checksum_of_checksums(message: bytearray, end: int) -> None:
+    message[-1] ^= 1
+
+
+def sum_up_other_bytes(message: bytearray, end: int) -> None:
+    """As if they had changed where they lie, before they were summed up."""
+    other = bytearray(message[end:-CHECKSUM_BYTES])
+    other[0] ^= 1
+    message[end:] = with_own_checksum(bytes(other))
+
+
 def cut_within_the_checksums(message: bytearray, end: int) -> None:
     flip_a_byte(message, end)  # it must not be taken for right
     del message[end + 3 :]
@@ -356,7 +371,12 @@ def cut_within_the_checksums(message: bytearray, end: int) -> None:
 @pytest.mark.usefixtures("reading")
 @pytest.mark.parametrize(
     ("strike", "num_asked_again", "num_reopened"),
-    [(flip_a_byte, 1, 0), (cut_within_the_checksums, 0, 1)],
+    [
+        (flip_a_byte, 1, 0),
+        (flip_a_checksum, 1, 0),
+        (flip_the_checksum_of_checksums, 1, 0),
+        (cut_within_the_checksums, 0, 1),
+    ],
 )
 async def test_a_piece_that_its_checksums_do_not_prove_is_asked_for_again(
     monkeypatch: pytest.MonkeyPatch,
@@ -383,7 +403,7 @@ async def test_a_piece_that_its_checksums_do_not_prove_is_asked_for_again(
 async def test_a_piece_that_comes_again_with_another_checksum_is_not_trusted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    striking = Striking(flip_a_checksum)
+    striking = Striking(sum_up_other_bytes)
     monkeypatch.setattr(ServedConnection, "_send_summed", lambda *at: striking.send(*at))
     async with connected("tcp") as it:
         reservation = await it.grant()
