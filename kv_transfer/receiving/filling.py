@@ -36,7 +36,6 @@ from baton.kv_transfer.layouts.integrity import CHECKSUM_BYTES, combined_checksu
 from baton.kv_transfer.layouts.plan import BlockPlacement
 from baton.kv_transfer.receiving.counters import FillCounters
 
-
 _DAMAGED = "its checksums were damaged on the way"
 
 
