@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from enum import IntEnum
 
 HEADER_BYTES = 16
@@ -18,3 +19,24 @@ class State(IntEnum):
     """The other end has closed the connection."""
     ANOTHER = 3
     """The header is another than expected."""
+    GIVEN_UP = 4
+    """Another thread has said so."""
+
+
+class GivingUp:
+    """Whether what is being sent was given up. Any thread may say so, and compiled code looks."""
+
+    def __init__(self) -> None:
+        self._word = ctypes.c_int32()
+
+    @property
+    def address(self) -> int:
+        """Of an int32, which is 0 until it is set."""
+        return ctypes.addressof(self._word)
+
+    @property
+    def is_set(self) -> bool:
+        return bool(self._word.value)
+
+    def set(self) -> None:
+        self._word.value = 1

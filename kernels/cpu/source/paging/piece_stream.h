@@ -12,6 +12,7 @@ enum {
   NOT_YET = 1,  // the socket's own time limit is over, or the caller's: to be called again
   ENDED = 2,    // by the other end
   ANOTHER = 3,  // the header is another than expected
+  GIVEN_UP = 4,  // by another thread of the caller's
 };
 
 constexpr int64_t HEADER_BYTES = 16;

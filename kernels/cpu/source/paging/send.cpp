@@ -80,18 +80,21 @@ void collect(Parts& parts, const Piece& piece, const uint8_t* header, int64_t nu
 }  // namespace
 
 // A header, the units of all `sources`, the checksum of each, and the checksum of these. `at_once`
-// bytes, or one unit, are summed up before they are sent. NOT_YET: the socket's own time limit is
-// over, or `limit_s`; to be called again, with the same `checksums`, of one more than there are
-// units. A negative number: an errno.
+// bytes, or one unit, are summed up before they are sent. Before each of these steps, and whenever
+// the socket's own time limit is over, it is seen whether another thread has set `is_given_up`: then
+// no unit is read any more, and GIVEN_UP is returned. NOT_YET: `limit_s` is over; to be called again,
+// with the same `checksums`, of one more than there are units. A negative number: an errno.
 extern "C" int64_t baton_send(int64_t socket, const Blocks* sources, int64_t num_units,
                               int64_t unit_bytes, const uint8_t* header, int64_t at_once,
-                              double limit_s, Dispatch* dispatch, uint64_t* checksums) {
+                              double limit_s, const int32_t* is_given_up, Dispatch* dispatch,
+                              uint64_t* checksums) {
   const Piece piece{sources, num_units, unit_bytes};
   const int64_t num_all = piece.num_all();
   const int64_t most = at_once > unit_bytes ? at_once / unit_bytes : 1;
   const int64_t total = HEADER_BYTES + num_all * unit_bytes + piece.trailer_bytes();
   const double until = seconds() + limit_s;
   while (dispatch->num_bytes < total) {
+    if (__atomic_load_n(is_given_up, __ATOMIC_RELAXED)) return GIVEN_UP;
     const int64_t summed = dispatch->num_units;
     const bool is_next_due = !summed || dispatch->num_bytes == HEADER_BYTES + summed * unit_bytes;
     if (is_next_due && summed < num_all) {
@@ -112,11 +115,9 @@ extern "C" int64_t baton_send(int64_t socket, const Blocks* sources, int64_t num
     message.msg_iov = parts.parts;
     message.msg_iovlen = size_t(parts.count);
     const ssize_t sent = sendmsg(int(socket), &message, MSG_NOSIGNAL);
-    if (sent < 0) return is_passing(errno) ? NOT_YET : -errno;
-    dispatch->num_bytes += sent;
-    // A call that does not send all has waited for long.
-    if (sent < parts.num_bytes || seconds() > until)
-      return dispatch->num_bytes < total ? NOT_YET : ALL;
+    if (sent < 0 && !is_passing(errno)) return -errno;
+    if (sent > 0) dispatch->num_bytes += sent;
+    if (dispatch->num_bytes < total && seconds() > until) return NOT_YET;
   }
   return ALL;
 }

@@ -134,6 +134,31 @@ async def test_a_receiver_that_reads_nothing_does_not_keep_what_is_wanted_back(
     ours.close()
 
 
+@pytest.mark.parametrize("unit_bytes", [0, 8192], ids=["summed up before", "as it is sent"])
+async def test_a_piece_that_is_given_up_while_it_is_sent_is_back_at_once_and_not_read_any_more(
+    monkeypatch: pytest.MonkeyPatch, unit_bytes: int
+) -> None:
+    monkeypatch.setattr(serving, "SLICE_S", 3600.0)
+    monkeypatch.setattr(serving, "seconds_for", lambda num_bytes: 3600.0)
+    back, loans, size = threading.Event(), Loans(), 64 << 20
+    ours, theirs = pair()
+    memory, of_another_request = memoryview(bytearray(size)), b"\1" * size
+    views = BlockViews(memory, range(0, size, 1 << 20), 1 << 20)
+    loan, lent = loans.lend(replace(a_piece(back.set), views=views, unit_bytes=unit_bytes))
+    ServedConnection(theirs, loans, lambda _: None)
+    ours.sendall(ticket_of(loan).ask)
+    assert len(await asyncio.to_thread(ours.recv, HEADER.size)) == HEADER.size
+
+    lent.give_up()
+    lent.give_back()
+
+    assert await asyncio.to_thread(back.wait, 60)
+    memory[:] = of_another_request
+    while more := await asyncio.to_thread(ours.recv, 1 << 20):
+        assert not any(more)
+    ours.close()
+
+
 async def test_every_piece_is_given_back_when_a_receiver_leaves_in_the_middle() -> None:
     back: list[int] = []
     loans, over = Loans(), threading.Event()
