@@ -117,7 +117,7 @@ class ReplicaLink(ABC, Generic[F]):
     second. Cache events share it, in parts that tokens can pass between.
     """
 
-    service: ClassVar[Callable[[Any], object]]
+    service: ClassVar[type[Any]]
     """The stub of the role's service, whose `Session` is the stream."""
 
     def __init__(
