@@ -1,7 +1,8 @@
-"""The bytes that a model's weights will take on a CPU, computed from its shapes.
+"""The bytes that a model's weights will take on a device, computed from its shapes.
 
 Packed weights are as large as unpacked ones, except for padding to whole panels, which is not
-counted; quantized weights are counted with their scales.
+counted; quantized weights are counted with their scales. A CPU keeps a matrix of latent attention
+for each of its forms; on a GPU all forms look at the one that was loaded.
 """
 
 from __future__ import annotations
@@ -20,10 +21,16 @@ SIZES = {"int8": int8_weight.num_bytes, "int4": int4_weight.num_bytes}
 
 
 def prepared_bytes(
-    model: nn.Module, dtype: str, quantize: str = "none", *, is_deterministic: bool = False
+    model: nn.Module,
+    dtype: str,
+    quantize: str = "none",
+    *,
+    device: str = "cpu",
+    is_deterministic: bool = False,
 ) -> int:
     """The bytes of all weights of `model`, which needs no weights yet, served in `dtype` and
-    quantized by `quantize`."""
+    quantized by `quantize`. `is_deterministic`: latent attention has one form."""
+    is_once = is_deterministic or device != "cpu"
     total = 0
     for target, parameter in model.named_parameters():
         prefix, _, name = target.rpartition(".")
@@ -37,7 +44,7 @@ def prepared_bytes(
             num_experts, num_rows, width = parameter.shape
             total += num_experts * SIZES[quantize](num_rows, width, is_gated=name == GATE_UP)
         elif isinstance(module, LatentHeads):
-            num_prepared = module.num_prepared(is_fixed=is_deterministic)
+            num_prepared = module.num_prepared(is_fixed=is_once)
             total += num_prepared * dtype_of(model, target, dtype).itemsize
         else:
             total += parameter.numel() * dtype_of(model, target, dtype).itemsize

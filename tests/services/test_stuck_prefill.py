@@ -341,3 +341,34 @@ async def test_who_waits_for_a_first_token_hears_that_the_engine_advances(
         assert heard["second"][-1] == "PrefillDone"
         assert (heard["second"].count("PrefillProgress") > 10) == wants_progress
         await fleet.assert_nothing_is_held()
+
+
+@pytest.mark.parametrize("joins_progress", [True, False])
+async def test_a_grant_that_comes_at_once_stands_for_the_progress_before_it(
+    monkeypatch: pytest.MonkeyPatch, joins_progress: bool
+) -> None:
+    async with running_fleet() as fleet:
+        worker = fleet.replicas[ReplicaId("prefill-1")].worker
+        assert isinstance(worker, PrefillWorker)
+        receiver = fleet.replicas[ReplicaId("decode-2")].info
+
+        async def first_event(name: str) -> str:
+            request = PrefillRequest(
+                request_id=RequestId(name),
+                transfer_id=TransferId(name),
+                receiver_epoch=receiver.epoch,
+                layout=receiver.layout,
+                prompt=tuple(PROMPT),
+                wants_progress=True,
+                joins_progress=joins_progress,
+                time_left_ms=30_000,
+            )
+            async with aclosing(worker.prefill(request)) as events:
+                return type(await anext(events)).__name__
+
+        with fleet.standing_still(ReplicaId("prefill-1")):
+            assert await first_event("waits") == "PrefillProgress"
+        monkeypatch.setattr("baton.prefill_service.worker.ENTER_S", 20.0)
+        expected = "PrefillGranted" if joins_progress else "PrefillProgress"
+        assert await first_event("is taken") == expected
+        await fleet.assert_nothing_is_held()
