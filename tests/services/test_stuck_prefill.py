@@ -48,12 +48,14 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 SILENCE_S = 0.1
 
 
-def lose_patience_once_struck(monkeypatch: pytest.MonkeyPatch, chaos: Chaos, source: Epoch) -> None:
+def lose_patience_after_a_fault(
+    monkeypatch: pytest.MonkeyPatch, chaos: Chaos, source: Epoch
+) -> None:
     """From the first fault on, `source` may be silent for `SILENCE_S`; until then, and all others,
     for longer than a test takes, however busy the machine."""
 
     def silence_s(patience: SourcePatience, epoch: Epoch, now: float) -> float:
-        return SILENCE_S if epoch == source and chaos.strikes else 100.0
+        return SILENCE_S if epoch == source and chaos.injected else 100.0
 
     monkeypatch.setattr(SourcePatience, "silence_s", silence_s)
 
@@ -145,7 +147,7 @@ async def test_kv_that_stops_to_come_costs_the_silence_and_no_second_first_token
     async with running_fleet(changes={"chaos": {"enabled": True}}) as fleet:
         chaos = fleet.replicas[ReplicaId("decode-2")].chaos
         assert chaos is not None
-        lose_patience_once_struck(
+        lose_patience_after_a_fault(
             monkeypatch, chaos, fleet.replicas[ReplicaId("prefill-1")].info.epoch
         )
         parted = ChaosRule(at="transfer.piece", fault=Fault.PARTITION, rate=1.0, delay_s=50.0)
@@ -201,7 +203,7 @@ async def test_of_kv_that_stops_to_come_what_has_come_is_kept_and_the_rest_alone
         if second == "a named source that has died":
             await fleet.crash(ReplicaId("decode-3"))
         chaos = silence_the_third_piece(fleet, "decode-4")
-        lose_patience_once_struck(monkeypatch, chaos, peers[0].epoch)
+        lose_patience_after_a_fault(monkeypatch, chaos, peers[0].epoch)
 
         answer = await ask_at(
             fleet,
