@@ -35,6 +35,7 @@ from baton.engine.memory.kv_cache import KvCache
 from baton.engine.passes.echo import EchoRunner, echo_info
 from baton.engine.passes.runner import ModelRunner, Runner
 from baton.engine.request.request import Request
+from baton.kernels.products.vocabulary_screen import BestTokens
 from baton.platform.config.deployment import DEMO_MODEL
 from baton.platform.models.model_folder import find_model
 
@@ -93,6 +94,12 @@ class TimedRunner:
         logits = self._runner.logits(hidden)
         self.head_s += self._clock() - started
         return logits
+
+    def best_tokens(self, hidden: Tensor) -> BestTokens | None:
+        started = self._clock()
+        found = self._runner.best_tokens(hidden)
+        self.head_s += self._clock() - started
+        return found
 
 
 def decode_cost(

@@ -127,7 +127,6 @@ class FakeDecode(DecodeServicer):
 
 class FakePrefill(PrefillServicer):
     Prefill = PrefillServicer.Prefill
-    AwaitPrompt = PrefillServicer.AwaitPrompt
 
     def __init__(self, fakes: Fakes) -> None:
         self._fakes = fakes

@@ -33,6 +33,7 @@
         ├── NoTransport       none of the ways that are allowed leads to the peer
         ├── UnknownTransfer   the peer holds nothing for it
         └── TransferAborted   one side gave up: cancel, expiry, crash or pressure
+            └── NoRoom        the receiving side is full, as it may be under load
 
 The numbers are HTTP; each edge translates in exactly one place
 (`gateway/http/translations.py`, `gateway/grpc/errors.py`).
@@ -199,3 +200,7 @@ class UnknownTransfer(TransferError):
 
 class TransferAborted(TransferError):
     """One side gave the handoff up: cancel, expiry, crash or memory pressure."""
+
+
+class NoRoom(TransferAborted):
+    """The receiving side had no room for the handoff, as may happen under load."""

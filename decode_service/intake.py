@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from baton.core.errors import BatonError, InvalidRequest
+from baton.core.errors import BatonError, InvalidRequest, NoRoom
 from baton.core.replicas import ReplicaAddress
 from baton.decode_service.generating import Generating
 from baton.decode_service.pulling import Pulling
@@ -78,7 +78,8 @@ class Intake:
             await self.remote_prefill.run(generating, peer, self.on_first_token)
         except BatonError as error:
             generating.notes.append(str(error))
-            log.warning("%s: %s", generating.engine_id, error, extra=generating.about)
+            level = logging.INFO if isinstance(error, NoRoom) else logging.WARNING
+            log.log(level, "%s: %s", generating.engine_id, error, extra=generating.about)
             if isinstance(error, InvalidRequest) and generating.matcher is not None:
                 # P may lack what we have: only our own refusal ends the request.
                 await generating.matcher.is_compiled()

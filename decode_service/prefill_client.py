@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
 import grpc
@@ -19,8 +18,6 @@ from baton.core.errors import (
 )
 from baton.core.messages import PrefillDone, PrefillGranted, PrefillProgress, PrefillRequest
 from baton.core.replicas import ReplicaAddress
-from baton.decode_service.early_calls import EarlyCall, EarlyCalls
-from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
 from baton.proto.prefill_wire import done_from_proto, granted_from_proto, prefill_to_proto
 from baton.proto.replica_pb2_grpc import PrefillStub
@@ -48,17 +45,15 @@ class PrefillClient(Protocol):
 class GrpcPrefillClient:
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
-        self._early_calls = EarlyCalls(channels)
 
     async def prefill(self, peer: ReplicaAddress, request: PrefillRequest) -> PrefillEvents:
-        message, time_left_s = prefill_to_proto(request, peer.epoch), request.time_left_ms / 1e3
-        pulse = self._channels.pulse(peer.address)
-        early = await self._early_calls.begin(peer, message)
         stub = PrefillStub(self._channels.to(peer.address))
-        call = early or stub.Prefill(message, timeout=time_left_s)
-        has_answered = False
+        pulse = self._channels.pulse(peer.address)
+        call = stub.Prefill(
+            prefill_to_proto(request, peer.epoch), timeout=request.time_left_ms / 1e3
+        )
         try:
-            async for event in call if early is None else _within(time_left_s, early):
+            async for event in call:
                 pulse.hear()
                 match event.WhichOneof("event"):
                     case "granted":
@@ -66,7 +61,6 @@ class GrpcPrefillClient:
                     case "progress":
                         yield PrefillProgress()
                     case "done":
-                        has_answered = True
                         yield done_from_proto(event.done)
                     case _:
                         continue  # a newer replica's event: nothing we know how to use
@@ -74,28 +68,7 @@ class GrpcPrefillClient:
             error_type = _ERROR_BY_CODE.get(error.code(), Unavailable)
             text = f"prefill on {peer.replica_id}: {self._channels.explain(error)}"
             raise error_type(text) from error
-        except TimeoutError as error:
-            text = f"prefill on {peer.replica_id}: not over within {time_left_s:g} s"
-            raise Unavailable(text) from error
         except ValueError as error:  # a layout that this version cannot even read, say
             raise Unavailable(f"{peer.replica_id} sent what cannot be: {error}") from error
         finally:
             call.cancel()
-            if has_answered:
-                self._early_calls.prepare(peer)
-
-    def close(self) -> None:
-        """Nothing is asked any more. Safe to repeat."""
-        self._early_calls.close()
-
-
-async def _within(seconds: float, call: EarlyCall) -> AsyncIterator[pb.PrefillEvent]:
-    """The events of a call that was opened without a time limit. Raises TimeoutError."""
-    ends_at = asyncio.get_running_loop().time() + seconds
-    events = aiter(call)
-    while True:
-        async with asyncio.timeout_at(ends_at):
-            event = await anext(events, None)
-        if event is None:
-            return
-        yield event

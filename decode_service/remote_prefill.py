@@ -19,7 +19,7 @@ from math import inf
 from typing import TypeVar
 
 from baton.core.clock import Clock
-from baton.core.errors import BatonError, TransferAborted, TransferError, Unavailable
+from baton.core.errors import BatonError, NoRoom, TransferError, Unavailable
 from baton.core.ids import TransferId, new_transfer_id
 from baton.core.messages import (
     PrefillDone,
@@ -210,12 +210,12 @@ class RemotePrefill:
         granted: PrefillGranted,
         watch: SourceWatch,
     ) -> asyncio.Task[TransferReport]:
-        """Reserve blocks and let the KV come. Raises TransferAborted for want of room."""
+        """Reserve blocks and let the KV come. Raises NoRoom."""
         message = generating.message
 
-        def reserve() -> Reservation | None:
+        def reserve() -> Reservation | str:
             if self.engine.is_starving:
-                return None
+                return "requests that wait here longer go first"
             source = KvSource(
                 epoch=granted.sender_epoch,
                 address=peer.address,
@@ -231,13 +231,14 @@ class RemotePrefill:
                 time_left_s=self.timeout_s,
             )
             call_back = partial(self._call_back_loan, message.tenant)
-            return self.receiver.reserve(wanted, self.clock(), reclaim=call_back)
+            reservation = self.receiver.reserve(wanted, self.clock(), reclaim=call_back)
+            return reservation or "no blocks left for a handoff"
 
         if generating.read_ahead is not None:  # what it brings need not be sent
             await asyncio.wait((generating.read_ahead,))
         reservation = await self.thread.call(reserve)
-        if reservation is None:
-            raise TransferAborted("no blocks left for a handoff: computed locally")
+        if isinstance(reservation, str):
+            raise NoRoom(f"{reservation}: computed locally")
         fetching = asyncio.create_task(self.fetcher.fetch(reservation, watch))
         fetching.add_done_callback(partial(_end_span, generating.span.child("transfer")))
         return fetching

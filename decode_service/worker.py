@@ -47,13 +47,12 @@ class DecodeWorker:
             is_full=lambda: engine.is_starving,
         )
         self.core = ReplicaCore(engine, parts, hooks)
-        self._prefill_client = GrpcPrefillClient(parts.channels)
         self.remote_prefill = RemotePrefill(
             engine=engine,
             thread=self.core.thread,
             receiver=self.core.kv.receiver,
             fetcher=self.core.kv.fetcher,
-            client=self._prefill_client,
+            client=GrpcPrefillClient(parts.channels),
             channels=parts.channels,
             patience=self.core.kv.patience,
             lender=self.core.kv.lender,
@@ -115,7 +114,6 @@ class DecodeWorker:
     async def stop(self) -> None:
         self._give_up(f"{self.replica_id} is shutting down")
         await self.remote_prefill.calls.close()
-        self._prefill_client.close()
         await self.core.stop()
 
     # What a gateway may ask.

@@ -33,6 +33,7 @@ from baton.engine.sharding.expert_balancer import ExpertBalancer
 from baton.engine.speculation.assemble import Drafting, speculation_of
 from baton.engine.speculation.feature_keeper import FeatureKeeper, features_of, keeping
 from baton.kernels.paging.window import Streaming
+from baton.kernels.products.vocabulary_screen import screen_of
 
 
 class ModelOptions(TypedDict, total=False):
@@ -180,6 +181,7 @@ def engine_around(
             is_deterministic=loaded.is_deterministic,
         )
         own = ModelRunner(loaded, cache, taps)
+        own.screen = screen_of(loaded.model.last.weight) if loaded.model.has_plain_head else None
     if loaded.held is not None:
         own.balancer = ExpertBalancer(loaded.held, groups, config.rebalance_passes)
     if isinstance(groups.data, RankGroup):

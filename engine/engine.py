@@ -40,6 +40,7 @@ from baton.engine.speculation.draws import Draws
 from baton.engine.speculation.feature_plane import FeaturePlane
 from baton.engine.speculation.speculation import Speculation
 from baton.engine.step_hooks import ALONE, StepHooks
+from baton.kernels.products.vocabulary_screen import BestTokens
 
 
 class Lockstep(Protocol):
@@ -294,8 +295,9 @@ class Engine:
 
     def _forward(
         self, chunks: Sequence[ScheduledChunk], batch: PersistentBatch | None, hooks: StepHooks
-    ) -> Tensor | None:
-        """Run `chunks`, count their tokens as computed; logits [S, V] of those to sample from."""
+    ) -> Tensor | BestTokens | None:
+        """Run `chunks`, count their tokens as computed; logits [S, V] of those to sample from, or
+        their best tokens where nothing else is asked for."""
 
         def on_layer(layer: int) -> None:
             hooks.on_layer(layer, chunks)
@@ -307,7 +309,7 @@ class Engine:
             if self.features is not None:
                 on_layer(self.info.num_layers)
             batch.computed()
-            return self.runner.logits(hidden)
+            return self._scored(hidden, is_plain=batch.plan(hidden.device).is_plain)
         inputs = self._inputs(chunks)
         does_decode = all(
             [
@@ -332,7 +334,14 @@ class Engine:
             requests = [chunk.request for chunk in chunks]
             nums_drafted = [len(chunk.drafted) for chunk in chunks]
             hidden = read_prompts(requests, nums_drafted, inputs, hidden, self.runner)
-        return self.runner.logits(hidden) if len(hidden) else None
+        if not len(hidden):
+            return None
+        return self._scored(hidden, is_plain=all([c.request.row.is_plain for c in chunks]))
+
+    def _scored(self, hidden: Tensor, *, is_plain: bool) -> Tensor | BestTokens:
+        """`is_plain`: each row of `hidden` [S, D] takes its best token, without logprobs."""
+        best = self.runner.best_tokens(hidden) if is_plain else None
+        return self.runner.logits(hidden) if best is None else best
 
     def _count_computed(self, request: Request, num_tokens: int) -> None:
         """Count `num_tokens` more known tokens as computed: their KV is in the cache."""

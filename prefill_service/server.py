@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import grpc
@@ -34,27 +34,6 @@ class PrefillGrpc(PrefillServicer):
         request: pb.PrefillRequest,
         context: grpc.aio.ServicerContext[pb.PrefillRequest, pb.PrefillEvent],
     ) -> AsyncIterator[pb.PrefillEvent]:
-        async with aclosing(self._events(request, context)) as events:
-            async for event in events:
-                yield event
-
-    async def AwaitPrompt(
-        self,
-        request_iterator: AsyncIterator[pb.PrefillRequest],
-        context: grpc.aio.ServicerContext[pb.PrefillRequest, pb.PrefillEvent],
-    ) -> AsyncIterator[pb.PrefillEvent]:
-        request = await self._worker.early_calls.prompt_of(_first(request_iterator))
-        if request is None:
-            return
-        async with aclosing(self._events(request, context)) as events:
-            async for event in events:
-                yield event
-
-    async def _events(
-        self,
-        request: pb.PrefillRequest,
-        context: grpc.aio.ServicerContext[pb.PrefillRequest, pb.PrefillEvent],
-    ) -> AsyncGenerator[pb.PrefillEvent, None]:
         if request.sender_epoch != self._worker.core.epoch:
             detail = "another incarnation of this replica was meant"
             await context.abort(grpc.StatusCode.NOT_FOUND, detail)
@@ -78,10 +57,6 @@ class PrefillGrpc(PrefillServicer):
         async for frame in frames:
             if frame.HasField("demand"):
                 self._worker.hear(session, demand_from_proto(frame.demand))
-
-
-async def _first(requests: AsyncIterator[pb.PrefillRequest]) -> pb.PrefillRequest | None:
-    return await anext(requests, None)
 
 
 def _event_to_proto(event: Event) -> pb.PrefillEvent:

@@ -33,7 +33,6 @@ from baton.engine.request.step_report import RequestOutput, StepReport
 from baton.engine.step_hooks import StepHooks
 from baton.kv_transfer.exchange import ExchangeParts
 from baton.kv_transfer.layouts.plan import check_layouts
-from baton.prefill_service.early_calls import EarlyCalls
 from baton.prefill_service.kv_publisher import KvPublisher
 from baton.prefill_service.lending import Lending
 from baton.prefill_service.open_prompts import Event, OpenPrompt, OpenPrompts
@@ -49,7 +48,6 @@ class PrefillWorker:
     def __init__(self, engine: Engine, parts: ExchangeParts, *, max_queued_tokens: int) -> None:
         self._max_queued_tokens = max_queued_tokens
         self.prompts = OpenPrompts(max_queued_tokens)
-        self.early_calls = EarlyCalls()
         self._lending = Lending(self.prompts, engine.max_chunk, self._room)
         self._given_up = ""
         """Why nothing can be lent here any more."""
@@ -247,7 +245,6 @@ class PrefillWorker:
     def _end_sessions(self, reason: str) -> None:
         self._given_up = self._given_up or reason
         self._lending.end()
-        self.early_calls.end()
 
     def _on_failure(self, failure: BaseException) -> None:
         """Called on the engine's thread."""

@@ -223,8 +223,8 @@ class OpenRequest(message.Message):
     joins_end: builtins.bool
     """D reads the end also behind the last pieces, in their message."""
     reads_sums_behind: builtins.bool
-    """D reads the checksums of a piece behind its bytes, by a transport that sends them there (tcp). An
-    older P announces them all the same.
+    """D reads the checksums of a piece behind its bytes, and the checksum of these, by a transport that
+    sends them there (tcp). An older P announces them all the same.
     """
     @builtins.property
     def layout(self) -> KvLayout: ...

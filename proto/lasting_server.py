@@ -11,6 +11,7 @@ look. Here that task gets the calls of registered methods alone, whose paths it 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NoReturn, cast
@@ -19,6 +20,21 @@ import grpc
 import grpc.aio
 from grpc._cython import cygrpc
 from grpc.aio import _server
+
+CLIENTS_FAULTS = (
+    "Invalid encoding on",  # metadata that is not text
+    "ExecuteBatchError raised in core by servicer method",  # a client that left during its answer
+)
+
+
+class ClientErrorFilter(logging.Filter):
+    """Drops gRPC's log lines, with tracebacks, for faults of clients, and of peers that hang up."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith(CLIENTS_FAULTS)
+
+
+logging.getLogger("grpc._cython.cygrpc").addFilter(ClientErrorFilter())
 
 
 def lasting_server(

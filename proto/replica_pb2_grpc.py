@@ -167,11 +167,6 @@ class PrefillStub:
                 request_serializer=baton_dot_proto_dot_replica__pb2.PrefillRequest.SerializeToString,
                 response_deserializer=baton_dot_proto_dot_replica__pb2.PrefillEvent.FromString,
                 _registered_method=True)
-        self.AwaitPrompt = channel.stream_stream(
-                '/baton.replica.v1.Prefill/AwaitPrompt',
-                request_serializer=baton_dot_proto_dot_replica__pb2.PrefillRequest.SerializeToString,
-                response_deserializer=baton_dot_proto_dot_replica__pb2.PrefillEvent.FromString,
-                _registered_method=True)
         self.Session = channel.stream_stream(
                 '/baton.replica.v1.Prefill/Session',
                 request_serializer=baton_dot_proto_dot_replica__pb2.GatewayFrame.SerializeToString,
@@ -190,14 +185,6 @@ class PrefillServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def AwaitPrompt(self, request_iterator, context):
-        """As Prefill, of the one request that is written. The call may be there before its prompt is, which
-        then need not wait for it to be opened. UNIMPLEMENTED by older replicas.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Session(self, request_iterator, context):
         """One long-lived stream joins each gateway to a prefill replica: Hello and demand one way, how full
         it is and what it lends the other. When the stream ends, what was lent over it has come back.
@@ -211,11 +198,6 @@ def add_PrefillServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Prefill': grpc.unary_stream_rpc_method_handler(
                     servicer.Prefill,
-                    request_deserializer=baton_dot_proto_dot_replica__pb2.PrefillRequest.FromString,
-                    response_serializer=baton_dot_proto_dot_replica__pb2.PrefillEvent.SerializeToString,
-            ),
-            'AwaitPrompt': grpc.stream_stream_rpc_method_handler(
-                    servicer.AwaitPrompt,
                     request_deserializer=baton_dot_proto_dot_replica__pb2.PrefillRequest.FromString,
                     response_serializer=baton_dot_proto_dot_replica__pb2.PrefillEvent.SerializeToString,
             ),
@@ -252,33 +234,6 @@ class Prefill:
             request,
             target,
             '/baton.replica.v1.Prefill/Prefill',
-            baton_dot_proto_dot_replica__pb2.PrefillRequest.SerializeToString,
-            baton_dot_proto_dot_replica__pb2.PrefillEvent.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def AwaitPrompt(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/baton.replica.v1.Prefill/AwaitPrompt',
             baton_dot_proto_dot_replica__pb2.PrefillRequest.SerializeToString,
             baton_dot_proto_dot_replica__pb2.PrefillEvent.FromString,
             options,

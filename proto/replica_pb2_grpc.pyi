@@ -95,10 +95,6 @@ class PrefillStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PrefillAsyncStub: ...
     Prefill: _grpc.UnaryStreamMultiCallable[_replica_pb2.PrefillRequest, _replica_pb2.PrefillEvent]
-    AwaitPrompt: _grpc.StreamStreamMultiCallable[_replica_pb2.PrefillRequest, _replica_pb2.PrefillEvent]
-    """As Prefill, of the one request that is written. The call may be there before its prompt is, which
-    then need not wait for it to be opened. UNIMPLEMENTED by older replicas.
-    """
     Session: _grpc.StreamStreamMultiCallable[_replica_pb2.GatewayFrame, _replica_pb2.Capacity]
     """One long-lived stream joins each gateway to a prefill replica: Hello and demand one way, how full
     it is and what it lends the other. When the stream ends, what was lent over it has come back.
@@ -112,10 +108,6 @@ class PrefillAsyncStub(PrefillStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Prefill: _aio.UnaryStreamMultiCallable[_replica_pb2.PrefillRequest, _replica_pb2.PrefillEvent]  # type: ignore[assignment]
-    AwaitPrompt: _aio.StreamStreamMultiCallable[_replica_pb2.PrefillRequest, _replica_pb2.PrefillEvent]  # type: ignore[assignment]
-    """As Prefill, of the one request that is written. The call may be there before its prompt is, which
-    then need not wait for it to be opened. UNIMPLEMENTED by older replicas.
-    """
     Session: _aio.StreamStreamMultiCallable[_replica_pb2.GatewayFrame, _replica_pb2.Capacity]  # type: ignore[assignment]
     """One long-lived stream joins each gateway to a prefill replica: Hello and demand one way, how full
     it is and what it lends the other. When the stream ends, what was lent over it has come back.
@@ -132,16 +124,6 @@ class PrefillServicer(metaclass=_abc_1.ABCMeta):
         request: _replica_pb2.PrefillRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_replica_pb2.PrefillEvent], _abc.AsyncIterator[_replica_pb2.PrefillEvent]]: ...
-
-    @_abc_1.abstractmethod
-    def AwaitPrompt(
-        self,
-        request_iterator: _MaybeAsyncIterator[_replica_pb2.PrefillRequest],
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_replica_pb2.PrefillEvent], _abc.AsyncIterator[_replica_pb2.PrefillEvent]]:
-        """As Prefill, of the one request that is written. The call may be there before its prompt is, which
-        then need not wait for it to be opened. UNIMPLEMENTED by older replicas.
-        """
 
     @_abc_1.abstractmethod
     def Session(

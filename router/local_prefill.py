@@ -67,7 +67,10 @@ def why_here(request: PlacementRequest, choice: Choice, limit: int) -> str:
         there_s = _there_s(num_tokens, now, now, peers, view) + view.rates.handoff_s
         if here_s(decode.candidate, num_tokens, num_had, now) > there_s:
             return ""
-    return f"{num_missing} of {request.num_tokens} tokens uncached: computed locally"
+    return (
+        f"{num_missing} of {request.num_tokens} tokens uncached, too few for a handoff "
+        "(gateway.short_prompt_tokens): computed locally"
+    )
 
 
 def why_compute_locally(

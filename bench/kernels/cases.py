@@ -20,11 +20,13 @@ from baton.kernels.attention.layer_kv import LayerKv
 from baton.kernels.paging.sequences import Sequences
 from baton.kernels.products import int4_weight, int8_weight, packed_weight
 from baton.kernels.products.linear import linear
+from baton.kernels.products.vocabulary_screen import VocabularyScreen
 from baton.kernels.products.weight import PreparedWeight
 
 WIDTH, NUM_OUTPUTS, LARGE_OUTPUTS = 1024, 6144, 16 * 6144
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK = 16, 8, 128, 16
 ROWS = (1, 4, 8, 16, 32, 512)
+GREEDY_ROWS = (1, 4, 16, 32)
 FEW_ROWS = 32
 """With up to so many rows a product is bound by reading its weight from memory."""
 WRITE_TOKENS = 1024
@@ -55,6 +57,8 @@ def cases() -> Iterator[Case]:
     for kind in PACKERS:
         for rows in ROWS:
             yield _product(kind, rows)
+    for rows in GREEDY_ROWS:
+        yield _greedy(rows)
     for kind in KV_DTYPES:
         for requests, context, new in CONTEXTS:
             yield _attention(kind, requests, context, new)
@@ -75,6 +79,23 @@ def _product(kind: str, rows: int) -> Case:
         arithmetic="bf16" if kind == "bf16" else "int8",
         num_bytes=outputs * WIDTH * bits / 8,
         flops=2.0 * rows * outputs * WIDTH,
+        make=make,
+    )
+
+
+def _greedy(rows: int) -> Case:
+    """The best token of each row, beside the bounds of computing all logits for it."""
+
+    def make() -> Callable[[], object]:
+        head = packed_weight.pack(torch.randn(LARGE_OUTPUTS, WIDTH).bfloat16())
+        screen, x = VocabularyScreen(head), torch.randn(rows, WIDTH).bfloat16()
+        return lambda: screen.best_tokens(x)
+
+    return Case(
+        name=f"greedy token bf16, {rows} rows",
+        arithmetic="bf16",
+        num_bytes=LARGE_OUTPUTS * WIDTH * 2,
+        flops=2.0 * rows * LARGE_OUTPUTS * WIDTH,
         make=make,
     )
 

@@ -8,6 +8,7 @@ write of the server.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import re
 import statistics
@@ -82,9 +83,11 @@ class Asked:
 
     @property
     def steady_rate(self) -> float:
-        """Output tokens a second of decoding alone: requests / median time between tokens."""
+        """Output tokens a second of decoding alone: requests / median time between tokens; infinite
+        where all came in one write."""
         gaps = [gap for answer in self.answers for gap in answer.token_s()]
-        return len(self.answers) / statistics.median(gaps)
+        between_s = statistics.median(gaps)
+        return len(self.answers) / between_s if between_s else math.inf
 
 
 def prompt(num_tokens: int, vocab_size: int, seed: int) -> list[int]:
@@ -118,6 +121,9 @@ async def ask(port: int, model: str, prompts: Sequence[Sequence[int]], max_token
     finally:
         for _, writer in streams:
             writer.close()
+    shortest = min(sum(answer.num_tokens) for answer in answers)
+    if shortest < max_tokens / 2:  # a few of the tokens are no words
+        raise RuntimeError(f"an answer of {shortest} tokens, when {max_tokens} were asked for")
     return Asked(tuple(answers))
 
 

@@ -13,12 +13,17 @@ from pathlib import Path
 
 from bench.peers.client import ask, prompt
 from bench.peers.server import MAX_REQUESTS, SLOT_TOKENS, Server
+from bench.report import number
 
 PROMPT_LEN = OUTPUT_LEN = 128
 PREFIX_LEN, REST_LEN = 2048, 32
 PARALLEL = (4, 16, 32)
 LENGTHS = (512, 2048)
 BENCH_LIMIT_S = 240.0
+MIN_MS = 1e-3
+IMPOSSIBLE = 4.0
+"""Times the measured rate of matrix products. A machine may be that much faster a minute later, or
+with fewer bits, but not faster."""
 
 Values = dict[str, float]
 """Values by row."""
@@ -100,6 +105,28 @@ async def _prefix(server: Server, vocab_size: int, seed: int) -> Values:
         for turn in (1, 2)
     ]
     return {"prefix cold": cold.first_ms, "prefix hit": hit.first_ms}
+
+
+def impossible(values: Values, most: float) -> str:
+    """Which of the values this machine cannot reach, as it computes `most` tokens a second; empty
+    if none. A server that answers without computing has failed, or takes from a cache what it is to
+    compute."""
+    return "; ".join(
+        f"{ROWS[row].title}: {number(value)}"
+        for row, value in values.items()
+        if tokens_a_second(row, value) > IMPOSSIBLE * most
+    )
+
+
+def tokens_a_second(row: str, value: float) -> float:
+    """Tokens that are at least computed a second, where a measure has this value in this row."""
+    match row:
+        case "prefix cold":
+            return (PREFIX_LEN + REST_LEN) / max(value, MIN_MS) * 1e3
+        case "prefix hit":
+            return REST_LEN / max(value, MIN_MS) * 1e3
+        case _:
+            return value
 
 
 MEASURES = {

@@ -12,6 +12,7 @@ tokens in text.
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -66,6 +67,15 @@ class Shape:
             "eos_token_id": 1,
             "torch_dtype": "bfloat16",
         }
+
+    @property
+    def layer_flops(self) -> int:
+        """FLOPs of the layers' products for one token."""
+        return 2 * sum(
+            math.prod(size)
+            for name, size in self.tensors().items()
+            if name.startswith("model.layers.")
+        )
 
     def tensors(self) -> Mapping[str, tuple[int, ...]]:
         """Tensor shapes, by their names in Hugging Face's checkpoints."""

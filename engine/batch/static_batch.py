@@ -22,6 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from baton.core.wording import count_of
 from baton.engine.batch.batch import Batch, Chunk
 from baton.engine.batch.block_tables import block_tables
 from baton.engine.batch.decoding import Decoding
@@ -38,6 +39,9 @@ class GraphSize(NamedTuple):
     @property
     def num_rows(self) -> int:
         return self.num_requests * self.run
+
+    def __str__(self) -> str:
+        return f"{count_of(self.num_requests, 'request')} of {count_of(self.run, 'token')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

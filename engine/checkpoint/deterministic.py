@@ -17,7 +17,7 @@ import torch
 from baton.core.errors import InvalidConfig
 from baton.engine.layers.moe import Experts
 from baton.engine.mesh.mesh import Mesh
-from baton.engine.mesh.ranks import ONE_RANK, MeshGroups
+from baton.engine.mesh.ranks import ONE_RANK
 from baton.engine.models.config.model_config import ModelConfig
 from baton.engine.models.skeleton.decoder import Decoder
 from baton.kernels.cpu import operators
@@ -30,7 +30,7 @@ without."""
 
 
 def check_deterministic(
-    model: Decoder, config: ModelConfig, device: str, dtype: str, groups: MeshGroups = ONE_RANK
+    config: ModelConfig, device: str, dtype: str, mesh: Mesh = ONE_RANK.mesh
 ) -> None:
     """Raise InvalidConfig if `deterministic` is not supported for this model, device, dtype and
     layout of ranks."""
@@ -42,14 +42,14 @@ def check_deterministic(
                 "and see that `baton doctor` finds compiled kernels"
             )
         _check_latents_on_cpus(config, getattr(torch, dtype))
-        _check_ranks_on_cpus(groups.mesh)
+        _check_ranks_on_cpus(mesh)
         return
     if config.compressed is not None:
         raise InvalidConfig(
             "deterministic is not supported for compressed attention (DeepSeek V4) on a GPU, where "
             "attention is computed by torch; leave deterministic off"
         )
-    if groups.mesh.size > 1:
+    if mesh.size > 1:
         raise InvalidConfig(
             "deterministic is not supported on several GPUs (parallel): NCCL's order of summation "
             "depends on the message size; serve replicas of one GPU each, or leave deterministic "

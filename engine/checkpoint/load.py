@@ -139,7 +139,7 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
         )
     _check_quantize(quantize, device, wanted)
     if deterministic:
-        check_deterministic(model, config, device, wanted, groups)
+        check_deterministic(config, device, wanted, groups.mesh)
     _warn_if_slow(quantize, device, wanted)
     cutter = None
     stages: Stages = ()
@@ -266,13 +266,13 @@ def check_model(  # noqa: PLR0913  # what the configuration says of a model
 
     Support for `quantize` and `deterministic` is checked only if `device` is given.
     """
-    config, model, entries, placements = plan_weights(folder, load_format, streaming=streaming)
+    config, _, entries, placements = plan_weights(folder, load_format, streaming=streaming)
     declared = _declared_dtype(config, entries[placements[0].source])
     wanted = serving_dtype(dtype, declared, device or "cpu")
     if device is not None:
         _check_quantize(quantize, device, wanted)
         if deterministic:
-            check_deterministic(model, config, device, wanted)
+            check_deterministic(config, device, wanted)
 
 
 def plan_weights(

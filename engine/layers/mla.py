@@ -78,7 +78,8 @@ class LatentHeads(nn.Module):
         return self.weight.nbytes
 
     def num_prepared(self, *, is_fixed: bool = False) -> int:
-        """Numbers of the prepared weight on a CPU, where each form of attention has its own U_k."""
+        """Numbers of the prepared weight on a CPU, where each form of attention has its own U_k;
+        `is_fixed`: it has one form. On a GPU as many as then."""
         shape = self.shape
         num_forms = 1 if is_fixed or self.is_always_absorbed else 2
         rows = num_forms * shape.nope_dim + shape.value_dim

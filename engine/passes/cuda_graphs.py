@@ -75,9 +75,7 @@ class DecodeGraphs:
             try:
                 self._graphs[size] = captured.graph_of(run)
             except torch.OutOfMemoryError as error:
-                logger.warning(
-                    "no memory for the graph of %d requests of %d tokens: %s", *size, error
-                )
+                logger.warning("no memory for the graph of %s: %s", size, error)
         if not self._graphs:
             raise RuntimeError("no memory for any graph")
         self.sizes = tuple(size for size in sizes if size in self._graphs)

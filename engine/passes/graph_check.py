@@ -69,10 +69,7 @@ def _difference(graphs: DecodeGraphs, past: range) -> str:
             expected = (wanted, model.logits(wanted), *(() if taps is None else taps.found))
         with collective_attempt(ranks):
             if not all(map(agree, found, expected)):
-                reason = (
-                    f"the graph of {size.num_requests} requests of {size.run} tokens gave "
-                    "other results than the model"
-                )
+                reason = f"the graph of {size} gave other results than the model"
     return reason
 
 

@@ -44,6 +44,7 @@ from baton.engine.ranks.pipeline import StageRunner
 from baton.engine.ranks.sharded_cache import ShardedCache
 from baton.engine.sharding.expert_balancer import ExpertBalancer, added_up
 from baton.engine.sharding.held_experts import HeldExperts
+from baton.kernels.products.vocabulary_screen import BestTokens
 
 
 class LeadRunner:
@@ -104,6 +105,9 @@ class LeadRunner:
             return made
         self._ranks.tell(head_words(hidden.shape))
         return self._own.logits(self._ranks.broadcast_(hidden.contiguous()))
+
+    def best_tokens(self, hidden: Tensor) -> BestTokens | None:
+        return self._own.best_tokens(hidden)
 
     def expect(self, max_tokens: int) -> None:
         """Announce a pass with other engines, none of which has more than `max_tokens`."""

@@ -31,7 +31,7 @@ CHECKSUMS, WRITE_ROWS = "checksums", "write_rows"
 """The kinds of questions to ranks."""
 SLOW_WRITE_S = 20.0
 """Seconds after which the log names the ranks that are still writing, and the interval of
-repetition."""
+repetition. A rank that hangs counts as gone after `WRITE_S`."""
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class RankedRows:
 
     def write_rows(self, writes: Sequence[DeviceWrite], unit_bytes: int) -> list[list[int]]:
         """See `OwnRows`. Returns, or raises TransportFailed if a rank is gone, only when no rank is
-        writing any more, however long that takes."""
+        writing any more, however long that takes. A rank that hangs ends this process."""
         by_ranks = [number for number, each in enumerate(writes) if self._is_ranked(each)]
         by_lead = [number for number, each in enumerate(writes) if not self._is_ranked(each)]
         bad: list[list[int]] = [[] for _ in writes]
@@ -167,9 +167,9 @@ class RankedRows:
     def _shares(
         self, planes: range, part: slice
     ) -> dict[tuple[int, int, int, int], list[tuple[int, int]]]:
-        """The parts of a range of a block by owner: (rank, begin and end in the whole block, offset
-        of the rank's own bytes), with the rows of `planes` and the rank's numbers of these planes,
-        which are consecutive."""
+        """The parts of a range of a block by owner: (rank, begin and end in the whole block, shift
+        to offsets in the rank's block), with the rows of `planes` and the rank's numbers of these
+        planes, which are consecutive."""
         found: dict[tuple[int, int, int, int], list[tuple[int, int]]] = {}
         for row, plane in enumerate(planes):
             for held in self._held(plane):

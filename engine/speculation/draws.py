@@ -17,12 +17,13 @@ from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.request.answers import Answers
 from baton.engine.request.request import Phase
 from baton.engine.request.step_report import RequestOutput
-from baton.engine.sampling.sampler import sample
+from baton.engine.sampling.sampler import Sampled, sample
 from baton.engine.sampling.sampling_plan import NOTHING, SamplingPlan
 from baton.engine.schedule.drafted_chunks import ScheduledChunk
 from baton.engine.schedule.persistent_batch import PersistentBatch
 from baton.engine.schedule.verification import Run, runs_of, verified
 from baton.engine.speculation.speculation import Speculation
+from baton.kernels.products.vocabulary_screen import BestTokens
 
 
 class Draws:
@@ -48,21 +49,26 @@ class Draws:
     def outputs(
         self,
         chunks: Sequence[ScheduledChunk],
-        logits: Tensor | None,
+        logits: Tensor | BestTokens | None,
         batch: PersistentBatch | None,
         speculation: Speculation | None,
     ) -> tuple[RequestOutput, ...]:
-        """Draw a token for each row of `logits` [S, V] and finish the requests that end with it."""
+        """Draw a token for each row of `logits` [S, V], or take the best ones if they are known,
+        and finish the requests that end with it."""
         if logits is None:
             return ()
-        if batch is not None:
-            requests, plan = batch.requests, batch.plan(logits.device)
-        elif any(chunk.drafted for chunk in chunks):
+        if batch is None and any(chunk.drafted for chunk in chunks):
             return self._verified(chunks, logits, speculation)
+        if batch is not None:
+            requests = batch.requests
         else:
             requests = tuple(c.request for c in chunks if c.request.awaits_token)
-            plan = SamplingPlan([request.row for request in requests], logits.device)
-        tokens, are_finite, logprob_by_row = sample(logits, plan, self._eos_token_ids)
+        if isinstance(logits, BestTokens):
+            tokens, are_finite, logprob_by_row = Sampled(*logits, {})
+        else:
+            plan = None if batch is None else batch.plan(logits.device)
+            plan = plan or SamplingPlan([request.row for request in requests], logits.device)
+            tokens, are_finite, logprob_by_row = sample(logits, plan, self._eos_token_ids)
         now = self._clock()
         return tuple(
             [
@@ -78,21 +84,15 @@ class Draws:
         )
 
     def _verified(
-        self, chunks: Sequence[ScheduledChunk], logits: Tensor, speculation: Speculation | None
+        self,
+        chunks: Sequence[ScheduledChunk],
+        logits: Tensor | BestTokens,
+        speculation: Speculation | None,
     ) -> tuple[RequestOutput, ...]:
         """Outputs of a pass with draft tokens: each request gets its accepted draft tokens and the
         token drawn after them."""
         runs = runs_of(chunks)
-        sampled = [row for run in runs for row in run.rows]
-        if len(sampled) < len(logits):
-            logits = logits[[row for run in runs for row in run.logits_rows]]
-        offered: list[int | None] = []
-        drawn_from = NOTHING
-        if self._redraws:
-            offered = [token for run in runs for token in (*run.drafted, None)]
-            drawn_from = _drawn_from(runs, speculation) if speculation else NOTHING
-        plan = SamplingPlan(sampled, logits.device, offered, drawn_from=drawn_from)
-        tokens, are_finite, logprob_by_row = sample(logits, plan, self._eos_token_ids)
+        tokens, are_finite, logprob_by_row = self._sampled(runs, logits, speculation)
         now, outputs, first = self._clock(), [], 0
         refines = speculation is not None and speculation.refines and not self._redraws
         for run in runs:
@@ -108,6 +108,24 @@ class Draws:
             outputs.append(self._settle(run, given, said, now, speculation))
             first = stop
         return tuple(outputs)
+
+    def _sampled(
+        self, runs: Sequence[Run], logits: Tensor | BestTokens, speculation: Speculation | None
+    ) -> Sampled:
+        """The tokens of all rows of the runs."""
+        places = [row for run in runs for row in run.logits_rows]
+        if isinstance(logits, BestTokens):
+            return Sampled(*logits.of_rows(places), {})
+        sampled = [row for run in runs for row in run.rows]
+        if len(sampled) < len(logits):
+            logits = logits[places]
+        offered: list[int | None] = []
+        drawn_from = NOTHING
+        if self._redraws:
+            offered = [token for run in runs for token in (*run.drafted, None)]
+            drawn_from = _drawn_from(runs, speculation) if speculation else NOTHING
+        plan = SamplingPlan(sampled, logits.device, offered, drawn_from=drawn_from)
+        return sample(logits, plan, self._eos_token_ids)
 
     def _settle(
         self,

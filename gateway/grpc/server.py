@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -20,21 +19,6 @@ from baton.gateway.requests.gateway import Gateway
 from baton.proto import inference_pb2 as pb
 from baton.proto.inference_pb2_grpc import add_InferenceServicer_to_server
 from baton.proto.lasting_server import lasting_server
-
-STRANGERS_WORDS = (
-    "Invalid encoding on",  # metadata that is not text
-    "ExecuteBatchError raised in core by servicer method",  # a client that left during its answer
-)
-
-
-class ClientErrorFilter(logging.Filter):
-    """Drops gRPC's log lines, with tracebacks, for faults of clients."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not record.getMessage().startswith(STRANGERS_WORDS)
-
-
-logging.getLogger("grpc._cython.cygrpc").addFilter(ClientErrorFilter())
 
 HEALTH: str = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 SERVICE: str = pb.DESCRIPTOR.services_by_name["Inference"].full_name

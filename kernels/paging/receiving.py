@@ -7,33 +7,21 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from enum import IntEnum
 from functools import cache
 
 from baton.core.block_views import BlockViews
 from baton.kernels.cpu.library import library
 from baton.kernels.paging.checksum_cpu import WRITABLE, Blocks, Looks, num_units_of
+from baton.kernels.paging.piece_stream import HEADER_BYTES, WORD_BYTES
 
 BUFFER_BYTES = 1 << 20
 """Bytes received at a time, in a buffer of each receiving thread. Less would cost more system
 calls, and more would not stay in the caches."""
-HEADER_BYTES = 16
-_WORD_BYTES = 8
 
 
 def can_receive(unit_bytes: int) -> bool:
     """Whether this machine has the function, for units of this length."""
     return 0 < unit_bytes <= BUFFER_BYTES and library() is not None
-
-
-class State(IntEnum):
-    """Result of source/paging/receive.cpp; negative numbers are an errno."""
-
-    ALL = 0
-    NOT_YET = 1
-    ENDED = 2
-    ANOTHER = 3
-    """The header differs from the expected one."""
 
 
 class _Receipt(ctypes.Structure):
@@ -60,7 +48,7 @@ class Receiving:
         self._expected = header
         self._receipt = _Receipt()
         self._num_units = num_units_of(targets.size, unit_bytes)
-        self._sums = ctypes.create_string_buffer(_WORD_BYTES * self._num_units * len(targets))
+        self._sums = ctypes.create_string_buffer(WORD_BYTES * self._num_units * len(targets))
         self._trailer = ctypes.create_string_buffer(trailer_bytes)
 
     @property

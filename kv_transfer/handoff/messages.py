@@ -78,7 +78,8 @@ class ChecksumsBehind:
 
     num_bytes: int
     come: bytes = b""
-    """Set when the bytes of the piece have been read."""
+    """Set when the bytes of the piece have been read, unless the checksums were damaged on the
+    way: then nothing is known of the bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,12 +125,12 @@ class KvPiece:
 
     @property
     def has_checksums(self) -> bool:
-        """False where they come behind the bytes, which have yet to be read."""
+        """False where they come behind the bytes, which have yet to be read, or were damaged."""
         return self.checksums_behind is None or bool(self.checksums_behind.come)
 
     @property
     def known_checksums(self) -> bytes:
-        """The checksums, however they came; none where they are yet to come."""
+        """The checksums, however they came; none where they are yet to come, or were damaged."""
         return self.checksums if self.checksums_behind is None else self.checksums_behind.come
 
     def by_plane(self) -> Iterator[KvPiece]:
@@ -138,13 +139,14 @@ class KvPiece:
         num_blocks, num_sums = self.num_blocks, self.num_checksum_bytes // self.num_planes
         for index, plane in enumerate(self.planes):
             views = self.views[index * num_blocks : (index + 1) * num_blocks]
+            checksums = self.known_checksums[index * num_sums : (index + 1) * num_sums]
             yield replace(
                 self,
                 plane=plane,
                 num_planes=1,
                 views=views,
-                checksums=self.known_checksums[index * num_sums : (index + 1) * num_sums],
-                checksums_behind=None,
+                checksums=checksums,
+                checksums_behind=None if self.has_checksums else ChecksumsBehind(num_sums),
                 release=_nothing_to_release,
             )
 

@@ -20,6 +20,10 @@ from baton.core.ids import Epoch, TransferId
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
 
 
+def _nobody_sends() -> None:
+    """D reads the piece by itself, or it is in its message."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LentPiece:
     """Some consecutive blocks of one plane, or of several that are alike, still in P's pool: lent
@@ -43,6 +47,9 @@ class LentPiece:
     and `checksums` holds them."""
     give_back: Callable[[], None]
     """The views will not be read again. Once, or more often; from any thread."""
+    give_up: Callable[[], None] = _nobody_sends
+    """D gets no more of it: who sends it now ends soon, in the middle. Before `give_back`, from any
+    thread."""
     message: bytes = b""
     """The piece as it travels, with its bytes; empty: it is yet to be written. Where there is one,
     the views are good for their length only: the blocks may be others' by now."""

@@ -101,6 +101,18 @@ def _digests(view: memoryview, unit_bytes: int) -> bytes:
     return struct.pack(f"<{len(digests)}Q", *digests)
 
 
+def with_own_checksum(checksums: bytes) -> bytes:
+    """The checksums, and behind them the checksum of all of them: it tells whether they were
+    damaged on their way."""
+    return checksums + _digests(memoryview(checksums), len(checksums))
+
+
+def without_own_checksum(data: bytes) -> bytes | None:
+    """The checksums that `with_own_checksum` was given; None if they were damaged."""
+    checksums = data[:-CHECKSUM_BYTES]
+    return checksums if with_own_checksum(checksums) == data else None
+
+
 def combined_checksums(checksums: bytes, num_each: int) -> bytes:
     """The combined checksum of each so many, one after the other."""
     return unit_checksums(checksums, CHECKSUM_BYTES * num_each) if num_each > 1 else checksums

@@ -36,6 +36,8 @@ from baton.kv_transfer.layouts.integrity import CHECKSUM_BYTES, combined_checksu
 from baton.kv_transfer.layouts.plan import BlockPlacement
 from baton.kv_transfer.receiving.counters import FillCounters
 
+_DAMAGED = "its checksums were damaged on the way"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Fill:
@@ -173,13 +175,22 @@ class Filling:
             return self._slots[stream].first_missing()
 
     def parts(self, stream: int, piece: KvPiece) -> Iterable[KvPiece]:
-        """What to `begin`: the piece, or its planes where not the same blocks of them are empty."""
+        """What to `begin`: the piece, or its planes where not the same blocks of them are empty.
+
+        Bytes that have yet to come are read before they are split. Raises CorruptPiece if their
+        checksums were damaged: once, as for a piece that is not split.
+        """
         if piece.num_planes == 1:
             return (piece,)
         with self._lock:
             slots = self._slots[stream]
-            is_whole = slots.are_alike(piece.planes, piece.first_block, piece.num_blocks)
-        return (piece,) if is_whole else piece.by_plane()
+            if slots.are_alike(piece.planes, piece.first_block, piece.num_blocks):
+                return (piece,)
+        planes = tuple(piece.by_plane())
+        if not piece.has_checksums:
+            first, stop = piece.first_block, piece.first_block + piece.num_blocks
+            self._refuse(piece, _DAMAGED, range(max(first, slots.start), stop))
+        return planes
 
     def begin(self, stream: int, piece: KvPiece, now: float) -> Fill:
         """Raises StaleEpoch, UnknownTransfer, TransferAborted or CorruptPiece."""
@@ -205,7 +216,7 @@ class Filling:
 
         Raises CorruptPiece; `begin` has done it for those that were announced.
         """
-        if fill.piece.checksums_behind is not None:
+        if fill.piece.checksums_behind is not None and fill.piece.has_checksums:
             with self._lock:
                 self._agree(fill.slots, fill.piece, fill.blocks)
 
@@ -221,8 +232,12 @@ class Filling:
             self._lease = next_receiver_lease(self._lease, ReceiverEvent.FILL_ENDED)
 
     def refuse(self, fill: Fill, bad: Sequence[object]) -> NoReturn:
-        """Its bytes are wrong. Raises CorruptPiece, and counts it against the source."""
+        """Its bytes are wrong, or nothing proves them. Raises CorruptPiece, and counts it against
+        the source."""
         piece = fill.piece
+        blocks = range(fill.blocks[0], fill.blocks[-1] + 1)
+        if not piece.has_checksums:
+            self._refuse(piece, _DAMAGED, blocks)
         with self._lock:
             checksums = _by_block(piece)
             for plane, block in product(piece.planes, fill.blocks):
@@ -230,7 +245,7 @@ class Filling:
                 start = CHECKSUM_BYTES * number
                 fill.slots.expect(plane, block, checksums[start : start + CHECKSUM_BYTES])
         what = f"(block, head) {bad[:8]} do not match their checksums"
-        self._refuse(piece, what, range(fill.blocks[0], fill.blocks[-1] + 1))
+        self._refuse(piece, what, blocks)
 
     # On the owner's thread.
 

@@ -21,6 +21,7 @@ from baton.core.kv_pool import DeviceWrite
 from baton.kernels.paging.checksum import differing
 from baton.kv_transfer.layouts.convert import converted
 from baton.kv_transfer.layouts.integrity import (
+    CHECKSUM_BYTES,
     checksums_of,
     copied_checksums,
     copied_together,
@@ -181,7 +182,9 @@ def _copy(fill: Fill, block: int, target: memoryview) -> list[Unit]:
 
 def _compared(fill: Fill, blocks: Sequence[int], actual: bytes) -> dict[int, list[Unit]]:
     """The units that are not what their sender computed, by the position of their block: first the
-    blocks of the first plane, and so on."""
+    blocks of the first plane, and so on. All of them where their checksums were damaged."""
+    if not fill.piece.has_checksums:
+        return _by_target(fill, blocks, range(len(actual) // CHECKSUM_BYTES))
     return _by_target(fill, blocks, differing(actual, fill.checksums(blocks)))
 
 

@@ -263,7 +263,12 @@ class Writer:
 
     def _to_begin(self, pieces: Iterable[KvPiece]) -> Iterator[KvPiece]:
         for piece in pieces:
-            yield from self._filling.parts(self._stream, piece)
+            try:
+                parts = self._filling.parts(self._stream, piece)
+            except CorruptPiece as error:
+                self._put_down(error)
+            else:
+                yield from parts
 
     def _agree(self, fills: Iterable[Fill]) -> None:
         try:

@@ -4,7 +4,8 @@
                  `--------- give_back --------> over
 
 A piece that is given back while its bytes are being sent, or copied to be sent, is kept until that
-is over: nothing else is put into its blocks before. So no byte of another request can leave.
+is over: nothing else is put into its blocks before. So no byte of another request can leave. One
+that is given up as well is not sent to its end.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import hmac
 import itertools
 import secrets
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
+from baton.kernels.paging.piece_stream import GivingUp
 from baton.kv_transfer.handoff.transport import LentPiece
 
 SECRET_BYTES = 16
@@ -26,6 +28,7 @@ class Loan:
     number: int
     secret: bytes
     piece: LentPiece
+    giving_up: GivingUp = field(default_factory=GivingUp)
     is_being_sent: bool = False
     is_wanted_back: bool = False
 
@@ -47,7 +50,8 @@ class Loans:
         loan = Loan(next(self._numbers), secrets.token_bytes(SECRET_BYTES), piece)
         with self._lock:
             self._waiting[loan.number] = loan
-        return loan, replace(piece, give_back=partial(self._give_back, loan))
+        give_back = partial(self._give_back, loan)
+        return loan, replace(piece, give_back=give_back, give_up=loan.giving_up.set)
 
     def claim(self, number: int, secret: bytes) -> Loan | None:
         """Claim a piece to send it now; None if it is not lent, or if the secret is wrong.

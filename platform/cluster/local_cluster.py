@@ -10,17 +10,22 @@ import math
 import os
 import secrets
 from contextlib import suppress
+from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 from baton.core.cores import usable_cores
+from baton.core.errors import InvalidConfig
 from baton.core.home import home
 from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.machine.node import free_for
 from baton.platform.security.ray_token import OWN_FILE
 
 OBJECT_STORE_BYTES = 80 << 20
 """Ray's minimum is 75 MiB. No request passes through the object store."""
 NUM_OTHERS = 1
 """Serve's controller."""
+RAY_FILES_BYTES = 64 << 20
+"""For the sockets and logs of Ray's processes; they grow later."""
 
 
 def draw_ray_token() -> None:
@@ -36,6 +41,25 @@ def draw_ray_token() -> None:
             file.write(secrets.token_hex(32))
             file.flush()
             os.link(file.name, path)  # atomic
+
+
+def check_ray_folder() -> None:
+    """Raises InvalidConfig where Ray cannot write its files: it would wait for its own processes
+    for minutes, and for nothing."""
+    base = os.environ.get("RAY_TMPDIR", os.environ.get("TMPDIR", "/tmp"))
+    folder = Path(base) / "ray"
+    free = free_for(folder)
+    if free >= RAY_FILES_BYTES:
+        return
+    trouble = (
+        "can be neither written nor made"
+        if free < 0
+        else f"has {free >> 20} MiB of disk left, and {RAY_FILES_BYTES >> 20} are needed"
+    )
+    raise InvalidConfig(
+        f"Ray's folder {folder} {trouble}: free some of that disk, or set RAY_TMPDIR to a folder "
+        "elsewhere"
+    )
 
 
 def ray_environment() -> dict[str, str]:

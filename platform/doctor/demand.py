@@ -11,7 +11,7 @@ from baton.engine.cache_plan import CPU_CACHE_BYTES
 from baton.engine.checkpoint.load import read_config
 from baton.engine.checkpoint.load_ends import has_ends, keep_ends
 from baton.engine.checkpoint.load_heads import head_bytes, read_head_config, taps_layers
-from baton.engine.checkpoint.prepared_bytes import prepared_bytes
+from baton.engine.checkpoint.prepared_bytes import prepared_bytes, screen_bytes
 from baton.engine.checkpoint.quantized.methods import parse_layout
 from baton.engine.checkpoint.serving_dtype import serving_dtype
 from baton.engine.config import CacheConfig
@@ -177,6 +177,7 @@ def _replica_bytes(config: DeploymentConfig, pool: PoolConfig, model: ModelConfi
         weights += prepared_bytes(
             stage, dtype, config.quantize, is_deterministic=config.deterministic
         )
+        weights += screen_bytes(stage, dtype, config.quantize) if mesh.size == 1 else 0
         kv += kv_bytes(pool.cache, kept, dtype)
     num_alike = mesh.size // mesh.pipeline
     return ModelMemory(weight_bytes=weights * num_alike, kv_bytes=kv * num_alike)

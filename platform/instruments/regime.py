@@ -18,6 +18,7 @@ from enum import StrEnum
 from itertools import pairwise
 from math import log2
 
+from baton.core.wording import count_of
 from baton.platform.instruments.ceilings import Ceilings
 from baton.platform.instruments.pass_cost import WorkByPart, floor_s
 from baton.platform.models.model_shape import Part
@@ -162,7 +163,8 @@ def flattening(points: Sequence[BatchPoint], ceilings: Ceilings) -> str:
     for sooner, later in pairwise(points):
         doublings = log2(later.batch / sooner.batch)
         if later.tokens_s / sooner.tokens_s < FLAT**doublings:
-            return f"flattens from {sooner.batch} requests on: {_why_flat(later, ceilings)}"
+            requests = count_of(sooner.batch, "request")
+            return f"flattens from {requests} on: {_why_flat(later, ceilings)}"
     if len(points) < 2:
         return "where it flattens takes more batches to tell"
     return f"does not flatten up to {points[-1].batch} requests"

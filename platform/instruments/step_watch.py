@@ -21,6 +21,7 @@ from baton.engine.batch.batch import Chunk, OnLayer, ignore_layer
 from baton.engine.engine import Engine
 from baton.engine.models.skeleton.decoder import Decoder
 from baton.engine.passes.runner import ModelRunner, Runner
+from baton.kernels.products.vocabulary_screen import BestTokens
 from baton.platform.instruments.part_clock import ModuleClock, Span
 from baton.platform.instruments.tape_clock import TapeClock
 from baton.platform.models.model_shape import Part
@@ -129,6 +130,12 @@ class WatchedRunner:
             self._wait()
         self.head_s += time.perf_counter() - started
         return logits
+
+    def best_tokens(self, hidden: Tensor) -> BestTokens | None:
+        started = time.perf_counter()
+        found = self._runner.best_tokens(hidden)
+        self.head_s += time.perf_counter() - started
+        return found
 
     def _wait(self) -> None:
         """Wait for the GPU, so that each part's time is its own."""

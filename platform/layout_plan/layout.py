@@ -12,6 +12,7 @@ from itertools import product
 from baton.core.errors import InvalidConfig
 from baton.engine.assemble import find_device
 from baton.engine.batch.batch import Chunk
+from baton.engine.checkpoint.deterministic import check_deterministic
 from baton.engine.checkpoint.prepared_bytes import prepared_bytes
 from baton.engine.mesh.mesh import Axis, Mesh
 from baton.engine.models.config.model_config import ModelConfig
@@ -134,6 +135,8 @@ def plan(
     dtype = served_dtype(config.dtype, model, device)
     layout = kv_layout(pool.cache, model, dtype)
     try:
+        if config.deterministic:
+            check_deterministic(model, device, dtype, mesh)
         models = rank_models(
             model,
             layout,
@@ -160,7 +163,9 @@ def _layout(
     return LayoutPlan(
         mesh=mesh,
         weight_bytes=max(
-            prepared_bytes(each.own, dtype, quantize, is_deterministic=is_deterministic)
+            prepared_bytes(
+                each.own, dtype, quantize, device=each.device, is_deterministic=is_deterministic
+            )
             for each in models
         ),
         kv_token_bytes=block_bytes // block_size,

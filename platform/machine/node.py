@@ -108,7 +108,7 @@ def read_node(folders: Iterable[str] = (), root: Path = Path("/")) -> NodeFacts:
         rdma_devices=_names(root / "sys/class/infiniband"),
         gpus=gpus,
         gpu_trouble=gpu_trouble,
-        disk_free={folder: _free_for(Path(folder)) for folder in folders},
+        disk_free={folder: free_for(Path(folder)) for folder in folders},
     )
 
 
@@ -169,8 +169,8 @@ def run_command(*command: str) -> str:
     return done.stdout
 
 
-def _free_for(folder: Path) -> int:
-    """Bytes free where `folder` is, or would be made."""
+def free_for(folder: Path) -> int:
+    """Bytes free where `folder` is, or would be made; -1: it can be neither used nor made."""
     place = next((path for path in (folder, *folder.parents) if path.exists()), None)
     if place is None or not place.is_dir() or not os.access(place, os.W_OK):
         return -1

@@ -16,7 +16,8 @@ import msgspec
 from baton.core.errors import InvalidRequest, Unavailable
 from baton.gateway.access.config import GatewayConfig
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 10.0
+"""More than a gateway takes to ask a replica, which asks the registry: `replica_commands.py`."""
 EVERYWHERE = ("0.0.0.0", "::")
 
 

@@ -23,7 +23,7 @@ LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 CONTINUED = "  | "
-_TEXT = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]{12}Z ([A-Z]+) ")
+_TEXT = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]{12}Z ([A-Z]+) ([^ :]+): ")
 _JSON_START = '{"ts":'
 _KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 """Standard attributes of a log record. Others came as `extra` or, with a leading `_`, from Ray."""
@@ -98,15 +98,23 @@ def as_info(style: LogFormat, source: str, text: str) -> str:
 
 def level_of(line: str) -> int | None:
     """The level of a record's first line, as one of these formats writes it; None: no such line."""
+    return logging.getLevelNamesMapping().get(_level_and_source(line)[0])
+
+
+def source_of(line: str) -> str:
+    """The process that wrote a record's first line; empty: no such line."""
+    return _level_and_source(line)[1]
+
+
+def _level_and_source(line: str) -> tuple[str, str]:
     if line.startswith(_JSON_START):
         try:
-            name = msgspec.json.decode(line).get("level")
+            record = msgspec.json.decode(line)
         except msgspec.DecodeError:
-            return None
-    else:
-        match = _TEXT.match(line)
-        name = match[1] if match else None
-    return logging.getLevelNamesMapping().get(name or "")
+            return "", ""
+        return str(record.get("level")), str(record.get("source"))
+    match = _TEXT.match(line)
+    return (match[1], match[2]) if match else ("", "")
 
 
 def _time(record: logging.LogRecord) -> str:

@@ -1,10 +1,11 @@
 """The registry: which replicas are alive, by their own reports.
 
-Replicas send a heartbeat, with their ReplicaInfo while that is new; one that stays silent for
-3.5 of the periods that it was told is dropped. Gateways watch for a newer version, and hear what
-has changed since the one they have: all of it if that was forgotten, or another incarnation's. It
-is a hint only: gateways keep what they know when the registry is away, and learn of a dead replica
-from its broken stream long before this does.
+Replicas send a heartbeat, with their ReplicaInfo while that is new; one that stays silent for 3.5
+of the periods that it was told is dropped. Time in which the registry itself stands still is no
+silence (`AwakeClock`). Gateways watch for a newer version, and hear what has changed since the one
+they have: all of it if that was forgotten, or another incarnation's. It is a hint only: gateways
+keep what they know when the registry is away, and learn of a dead replica from its broken stream
+long before this does.
 
 The more replicas, the seldomer each is heard (`ReportIntervals`), so that many cost no more than a
 few; what is new of one is told at once all the same. Those that are heard seldom hold a call open,

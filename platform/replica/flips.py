@@ -29,7 +29,8 @@ from baton.proto import replica_pb2 as pb
 
 log = logging.getLogger(__name__)
 
-ASK_TIMEOUT_S = 2.0
+ASK_TIMEOUT_S = 5.0
+"""Seconds for the registry to answer, through Serve: less than a gateway waits for this replica."""
 LOOK_S = 0.05
 LINGER_S = 0.2
 """Seconds without a request before it shuts, since a gateway may not know yet that it drains."""

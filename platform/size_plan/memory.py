@@ -57,6 +57,8 @@ def budget_of(
     precision: str,
     cache: CacheConfig,
     scheduler: SchedulerConfig,
+    *,
+    is_deterministic: bool,
 ) -> MemoryBudget:
     """The memory budget of the stage with least room."""
     budgets = []
@@ -64,7 +66,7 @@ def budget_of(
         taken = MemoryBudget(
             device_bytes=int(accelerator.memory_gib * GIB),
             runtime_bytes=0 if accelerator.is_cpu else RUNTIME_BYTES,
-            weight_bytes=_weight_bytes(model, precision),
+            weight_bytes=_weight_bytes(model, precision, is_deterministic=is_deterministic),
             pass_bytes=_pass_bytes(model, scheduler),
             kv_bytes=0,
             kv_token_bytes=model.kv.block_bytes // model.kv.block_size,
@@ -80,13 +82,15 @@ def budget_of(
     return min(budgets, key=lambda one: one.num_tokens)
 
 
-def _weight_bytes(model: RankModel, precision: str) -> int:
+def _weight_bytes(model: RankModel, precision: str, *, is_deterministic: bool) -> int:
     """The table of tokens and the head stay as wide as the dtype, as checkpoints in few bits have
     them."""
     item_bytes = ITEM_BYTES[model.dtype]
     tables = [each for name, each in model.own.named_parameters() if name in HEADS]
     wide = sum(table.numel() for table in tables) * item_bytes
-    served = prepared_bytes(model.own, model.dtype)
+    served = prepared_bytes(
+        model.own, model.dtype, device=model.device, is_deterministic=is_deterministic
+    )
     return wide + (served - wide) * BITS[precision] // (8 * item_bytes)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from baton.core.errors import InvalidConfig
+from baton.engine.checkpoint.deterministic import check_deterministic
 from baton.engine.config import SchedulerConfig
 from baton.engine.mesh.mesh import Mesh
 from baton.platform.doctor.demand import kv_layout, served_dtype
@@ -133,6 +134,8 @@ def fitting_layout(question: Question, mesh: Mesh) -> FittingLayout | Refusal:
     name = mesh_name(mesh)
     layout = kv_layout(config.decode.cache, model, dtype)
     try:
+        if config.deterministic:
+            check_deterministic(model, device, dtype, mesh)
         models = rank_models(model, layout, mesh, dtype, device=device)
         unstaged = replace(mesh, pipeline=1)
         [rank] = rank_models(model, layout, unstaged, dtype, device=device)
@@ -144,6 +147,7 @@ def fitting_layout(question: Question, mesh: Mesh) -> FittingLayout | Refusal:
         question.precision,
         config.decode.cache,
         SchedulerConfig(max_batch_tokens=max(PREFILL_CHUNKS), max_running=MOST_RUNNING),
+        is_deterministic=config.deterministic,
     )
     if budget.num_tokens < question.load.held_tokens:
         return Refusal(

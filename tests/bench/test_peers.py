@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from bench.peers.client import Answer, Asked, count_tokens, prompt
-from bench.peers.measures import ROWS, best_ratio, medians
+from bench.peers.measures import ROWS, best_ratio, impossible, medians
 from bench.peers.models import SHAPES, checkpoint
 from bench.peers.report import Results, Sample, report
 from tokenizers import Tokenizer
@@ -66,6 +66,18 @@ def test_tokens_that_arrive_in_pairs_are_not_taken_for_fast() -> None:
     answer = Answer(sent_at=0.0, num_tokens=[1] * 128, times=times)
 
     assert Asked((answer,)).steady_rate == pytest.approx(100, rel=0.01)
+
+
+def test_what_a_machine_cannot_compute_is_no_figure() -> None:
+    flops_s = 0.4e12
+    most = flops_s / SHAPES["0.6b"].layer_flops
+    assert 400 < most < 500
+
+    assert not impossible({"prefill 512": 600.0, "prefix cold": 4000.0, "prefix hit": 50.0}, most)
+    assert "prefill, 512 tokens, tok/s: 393,000" in impossible({"prefill 512": 393_000.0}, most)
+    assert "hit" in impossible({"prefix cold": 4000.0, "prefix hit": 1.0}, most)
+    at_once = Answer(sent_at=0.0, num_tokens=[128], times=[1.0])
+    assert "decode" in impossible({"decode 1": Asked((at_once,)).steady_rate}, most)
 
 
 def test_the_best_peer_is_the_one_to_beat() -> None:

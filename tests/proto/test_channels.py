@@ -113,7 +113,6 @@ class Unreached(PrefillServicer):
     def Prefill(self, request: Any, context: Any) -> Any:
         raise AssertionError("the message is refused before")
 
-    AwaitPrompt = PrefillServicer.AwaitPrompt
     Session = PrefillServicer.Session
 
 

@@ -220,7 +220,6 @@ class Talking(PrefillServicer, PeerServicer, KvTransferServicer, PartialReplica)
     async def Open(self, request_iterator: Any, context: Any) -> Any:
         yield kv_pb2.KvPieces()
 
-    AwaitPrompt = PrefillServicer.AwaitPrompt
     Session = PrefillServicer.Session
     Settle = KvTransferServicer.Settle
     Meet = KvTransferServicer.Meet

@@ -77,7 +77,8 @@ def test_a_request_goes_beside_the_one_it_belongs_to_though_others_have_less_wor
     assert placement is not None
     assert (placement.decode.replica_id, placement.prefill) == ("beside", ())
     assert placement.reason == (
-        "beside another choice of this request; 4 of 1000 tokens uncached: computed locally"
+        "beside another choice of this request; 4 of 1000 tokens uncached, too few for a handoff "
+        "(gateway.short_prompt_tokens): computed locally"
     )
 
 

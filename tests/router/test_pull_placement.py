@@ -175,7 +175,8 @@ def test_a_decode_replica_fetches_what_a_busy_one_has_cached() -> None:
     assert placement.source == A.endpoint
     assert placement.prefill == ()  # with 960 tokens fetched it is a short prompt
     assert placement.reason == (
-        "40 of 1000 tokens uncached: computed locally; 960 tokens cached on a"
+        "40 of 1000 tokens uncached, too few for a handoff (gateway.short_prompt_tokens): "
+        "computed locally; 960 tokens cached on a"
     )
 
 

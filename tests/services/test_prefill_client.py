@@ -34,7 +34,6 @@ class NewerReplica(PrefillServicer):
         yield pb.PrefillEvent()
         yield pb.PrefillEvent(done=pb.PrefillDone(token=7))
 
-    AwaitPrompt = PrefillServicer.AwaitPrompt
     Session = PrefillServicer.Session
 
 

@@ -11,6 +11,7 @@ from itertools import count
 from typing import Any
 
 import pytest
+from tests.gateway.fleet.scripted_replica import until
 from tests.in_process_fleet import (
     GREEDY,
     VOCAB_SIZE,
@@ -22,11 +23,12 @@ from tests.in_process_fleet import (
 from tests.services.test_pulling import ask_at, at
 
 from baton.core.chaos import Chaos, ChaosRule, Fault
-from baton.core.ids import ReplicaId, RequestId, TransferId
+from baton.core.ids import Epoch, ReplicaId, RequestId, TransferId
 from baton.core.messages import PrefillDone, PrefillRequest
 from baton.decode_service import pulling
 from baton.engine.passes.echo import echo_output
 from baton.kv_transfer.receiving import source_patience, source_watch
+from baton.kv_transfer.receiving.source_patience import SourcePatience
 from baton.kv_transfer.sending import stream
 from baton.prefill_service.worker import PrefillWorker
 
@@ -39,14 +41,23 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_watch, "LOOK_S", 0.01)
     monkeypatch.setattr(source_patience, "LEAST_S", 0.1)
     monkeypatch.setattr(source_patience, "MOST_S", 0.1)
+    for name in ("AVOIDED_S", "MAX_AVOIDED_S"):
+        monkeypatch.setattr(source_patience, name, 100.0)  # longer than a test takes
 
 
-@pytest.fixture
-def silence_s(monkeypatch: pytest.MonkeyPatch) -> float:
-    """The silence allowed where KV comes before it, however busy the machine."""
-    for name in ("LEAST_S", "MOST_S"):
-        monkeypatch.setattr(source_patience, name, 0.5)
-    return 0.5
+SILENCE_S = 0.1
+
+
+def lose_patience_after_a_fault(
+    monkeypatch: pytest.MonkeyPatch, chaos: Chaos, source: Epoch
+) -> None:
+    """From the first fault on, `source` may be silent for `SILENCE_S`; until then, and all others,
+    for longer than a test takes, however busy the machine."""
+
+    def silence_s(patience: SourcePatience, epoch: Epoch, now: float) -> float:
+        return SILENCE_S if epoch == source and chaos.injected else 100.0
+
+    monkeypatch.setattr(SourcePatience, "silence_s", silence_s)
 
 
 @contextmanager
@@ -102,7 +113,8 @@ async def test_what_a_stuck_prefill_replica_was_to_compute_is_computed_by_anothe
 async def test_one_prompt_asks_a_replica_again_and_once_it_is_answered_all_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(source_patience, "AVOIDED_S", 0.1)
+    for name in ("AVOIDED_S", "MAX_AVOIDED_S"):
+        monkeypatch.setattr(source_patience, name, 0.1)
     async with running_fleet() as fleet:
         engine = fleet.engines[ReplicaId("prefill-1")]
         with stuck_in_a_pass(fleet, "prefill-1"):
@@ -111,8 +123,10 @@ async def test_one_prompt_asks_a_replica_again_and_once_it_is_answered_all_do(
             second = await fleet.ask([3, *PROMPT])  # never taken in: its engine hangs already
             for answer in (await first, second):
                 assert any("got nowhere" in note for note in answer.receipt.notes)
-        monkeypatch.setattr(source_patience, "LEAST_S", 5.0)
-        await asyncio.sleep(0.1)
+        patience = fleet.replicas[ReplicaId("decode-2")].worker.core.kv.patience
+        stuck, now = fleet.replicas[ReplicaId("prefill-1")].info.epoch, engine.clock
+        await until(lambda: not patience.why_avoided(stuck, now()))
+        monkeypatch.setattr(source_patience, "LEAST_S", 100.0)
 
         with stuck_in_a_pass(fleet, "prefill-1"):
             asking = asyncio.create_task(fleet.ask([9, *PROMPT]))
@@ -127,11 +141,15 @@ async def test_one_prompt_asks_a_replica_again_and_once_it_is_answered_all_do(
         await fleet.assert_nothing_is_held()
 
 
-@pytest.mark.usefixtures("silence_s")
-async def test_kv_that_stops_to_come_costs_the_silence_and_no_second_first_token() -> None:
+async def test_kv_that_stops_to_come_costs_the_silence_and_no_second_first_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with running_fleet(changes={"chaos": {"enabled": True}}) as fleet:
         chaos = fleet.replicas[ReplicaId("decode-2")].chaos
         assert chaos is not None
+        lose_patience_after_a_fault(
+            monkeypatch, chaos, fleet.replicas[ReplicaId("prefill-1")].info.epoch
+        )
         parted = ChaosRule(at="transfer.piece", fault=Fault.PARTITION, rate=1.0, delay_s=50.0)
         chaos.set((parted,), 0)
 
@@ -149,8 +167,6 @@ async def test_kv_that_is_late_is_computed_here_once_that_takes_no_longer_than_w
 ) -> None:
     monkeypatch.setattr(source_patience, "MOST_S", 100.0)  # longer than a test may take
     monkeypatch.setattr(source_patience, "LATE_PART", 0.001)
-    for name in ("AVOIDED_S", "MAX_AVOIDED_S"):
-        monkeypatch.setattr(source_patience, name, 100.0)
     async with running_fleet(changes={"chaos": {"enabled": True}}) as fleet:
         chaos = fleet.replicas[ReplicaId("decode-2")].chaos
         assert chaos is not None
@@ -174,7 +190,7 @@ async def test_kv_that_is_late_is_computed_here_once_that_takes_no_longer_than_w
     ["nobody", "the named source", "a named source that has died", "another prefill replica"],
 )
 async def test_of_kv_that_stops_to_come_what_has_come_is_kept_and_the_rest_alone_is_got(
-    monkeypatch: pytest.MonkeyPatch, silence_s: float, second: str
+    monkeypatch: pytest.MonkeyPatch, second: str
 ) -> None:
     monkeypatch.setattr(stream, "MAX_SPAN_BLOCKS", 4)  # five pieces or more
     monkeypatch.setattr(pulling, "MIN_ASKED_TOKENS", 4)
@@ -187,6 +203,7 @@ async def test_of_kv_that_stops_to_come_what_has_come_is_kept_and_the_rest_alone
         if second == "a named source that has died":
             await fleet.crash(ReplicaId("decode-3"))
         chaos = silence_the_third_piece(fleet, "decode-4")
+        lose_patience_after_a_fault(monkeypatch, chaos, peers[0].epoch)
 
         answer = await ask_at(
             fleet,
@@ -208,7 +225,7 @@ async def test_of_kv_that_stops_to_come_what_has_come_is_kept_and_the_rest_alone
         # Of the named source the prefill replica, too, had all full blocks but the last.
         num_there = 4 if second == "the named source" else len(PROMPT)
         num_here = 0 if is_found else num_missing
-        assert (receipt.transfer_ms >= 1000 * silence_s) == is_found  # the silence is part of it
+        assert (receipt.transfer_ms >= 1000 * SILENCE_S) == is_found  # the silence is part of it
         assert receipt.computed_tokens == num_there + num_here + num_told - 1
         metrics = fleet.replicas[ReplicaId("decode-4")].worker.metrics()
         assert metrics["kv_tokens_kept_total"] == num_kept
@@ -325,4 +342,35 @@ async def test_who_waits_for_a_first_token_hears_that_the_engine_advances(
 
         assert heard["second"][-1] == "PrefillDone"
         assert (heard["second"].count("PrefillProgress") > 10) == wants_progress
+        await fleet.assert_nothing_is_held()
+
+
+@pytest.mark.parametrize("joins_progress", [True, False])
+async def test_a_grant_that_comes_at_once_stands_for_the_progress_before_it(
+    monkeypatch: pytest.MonkeyPatch, joins_progress: bool
+) -> None:
+    async with running_fleet() as fleet:
+        worker = fleet.replicas[ReplicaId("prefill-1")].worker
+        assert isinstance(worker, PrefillWorker)
+        receiver = fleet.replicas[ReplicaId("decode-2")].info
+
+        async def first_event(name: str) -> str:
+            request = PrefillRequest(
+                request_id=RequestId(name),
+                transfer_id=TransferId(name),
+                receiver_epoch=receiver.epoch,
+                layout=receiver.layout,
+                prompt=tuple(PROMPT),
+                wants_progress=True,
+                joins_progress=joins_progress,
+                time_left_ms=30_000,
+            )
+            async with aclosing(worker.prefill(request)) as events:
+                return type(await anext(events)).__name__
+
+        with fleet.standing_still(ReplicaId("prefill-1")):
+            assert await first_event("waits") == "PrefillProgress"
+        monkeypatch.setattr("baton.prefill_service.worker.ENTER_S", 20.0)
+        expected = "PrefillGranted" if joins_progress else "PrefillProgress"
+        assert await first_event("is taken") == expected
         await fleet.assert_nothing_is_held()

@@ -88,11 +88,13 @@ async def fleet_with(
 
 
 async def written_back(fleet: Fleet) -> None:
-    """Wait until every block that has a name is in a tier."""
+    """Wait until every block that has a name is in a tier, and a prefill replica, which is small,
+    has been told that what it sent has come: until then it would refuse the next prompt."""
     async with asyncio.timeout(60):
         for replica in fleet.replicas.values():
             while await replica.worker.core.thread.call(partial(_is_writing, replica)):
                 await asyncio.sleep(0.002)
+    await fleet.assert_nothing_is_held(timeout_s=60)
 
 
 def _is_writing(replica: Replica) -> bool:

@@ -120,9 +120,20 @@ class Decoder(nn.Module):
         x, _ = self.norm(x, residual)
         return x
 
+    @property
+    def last(self) -> Linear | Embedding:
+        """The output head: the embedding if the two are tied."""
+        return self.embed if self.head is None else self.head
+
+    @property
+    def has_plain_head(self) -> bool:
+        """Whether logits are products with the head and nothing else, all of them on this rank. A
+        soft cap may round two of them to the same number."""
+        return self.last.ranks.size == 1 and self.logit_softcap is None
+
     def logits(self, x: Tensor) -> Tensor:
         """[S, D] -> float32 [S, V]; of a classifier V counts labels."""
-        last = self.embed if self.head is None else self.head
+        last = self.last
         wide: Tensor = logits(x, last.weight)
         if last.ranks.size > 1:
             wide = torch.cat(last.ranks.all_gather(wide), dim=1)

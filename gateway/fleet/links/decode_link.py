@@ -30,7 +30,6 @@ from baton.gateway.fleet.links.replica_link import Listener, ReplicaLink
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
 from baton.proto.generate_wire import generate_to_proto, parked_from_proto, take_to_proto
-from baton.proto.one_call import one_call
 from baton.proto.replica_pb2_grpc import DecodeStub
 from baton.proto.token_update_wire import update_from_proto
 
@@ -112,6 +111,8 @@ def _can_join(update: TokenUpdate | BatonError) -> TypeGuard[TokenUpdate]:
 
 
 class DecodeLink(ReplicaLink[pb.DecodeFrame]):
+    service = DecodeStub
+
     def __init__(
         self,
         info: ReplicaInfo,
@@ -183,13 +184,6 @@ class DecodeLink(ReplicaLink[pb.DecodeFrame]):
             self._outgoing.put_nowait(pb.GatewayFrame(cancel=cancel))
         self._await_attempts()
         self._on_change()
-
-    def _call(
-        self, channel: grpc.aio.Channel
-    ) -> grpc.aio.StreamStreamCall[pb.GatewayFrame, pb.DecodeFrame]:
-        call: grpc.aio.StreamStreamCall[pb.GatewayFrame, pb.DecodeFrame]
-        call = one_call(DecodeStub, "Session", channel)(wait_for_ready=False)
-        return call
 
     def _receive(self, frame: pb.DecodeFrame) -> None:
         for message in frame.updates:

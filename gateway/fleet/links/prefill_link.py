@@ -6,15 +6,13 @@ report is kept, with its age.
 
 from __future__ import annotations
 
-import grpc.aio
-
 from baton.gateway.fleet.links.replica_link import ReplicaLink
 from baton.proto import replica_pb2 as pb
-from baton.proto.one_call import one_call
 from baton.proto.replica_pb2_grpc import PrefillStub
 
 
 class PrefillLink(ReplicaLink[pb.Capacity]):
+    service = PrefillStub
     _was_connected = False
 
     @property
@@ -26,13 +24,6 @@ class PrefillLink(ReplicaLink[pb.Capacity]):
     def await_prompts(self, num_open: int) -> None:
         """Set how many prompts are under way there."""
         self._pulse.watch(is_awaited=num_open > 0)
-
-    def _call(
-        self, channel: grpc.aio.Channel
-    ) -> grpc.aio.StreamStreamCall[pb.GatewayFrame, pb.Capacity]:
-        call: grpc.aio.StreamStreamCall[pb.GatewayFrame, pb.Capacity]
-        call = one_call(PrefillStub, "Session", channel)(wait_for_ready=False)
-        return call
 
     def _receive(self, frame: pb.Capacity) -> None:
         self._was_connected = True

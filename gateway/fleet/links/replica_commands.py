@@ -23,6 +23,10 @@ from baton.gateway.fleet.links.replica_link import CapacityReport
 
 OLD_WORDS_S = 2 * HEARTBEAT_S
 """Reports that arrive this much later were made after the command."""
+ANSWER_S = 5.0
+"""Seconds for a replica to answer, which has little to do, on a machine that may be busy."""
+FLIP_ANSWER_S = ANSWER_S + 2.5
+"""Seconds for one to answer that asks the registry first."""
 
 
 class ReplicaCommands:
@@ -39,32 +43,32 @@ class ReplicaCommands:
     def __contains__(self, epoch: object) -> bool:
         return epoch in self._told_at_s
 
-    async def drain(self, epoch: Epoch, timeout_s: float = 2.0) -> int:
+    async def drain(self, epoch: Epoch) -> int:
         """Drain a replica; return its open requests. Raises AioRpcError."""
         with self._empty_from_now_on(epoch):
-            return await self._links.calls(epoch).drain(timeout_s)
+            return await self._links.calls(epoch).drain(ANSWER_S)
 
-    async def undrain(self, epoch: Epoch, timeout_s: float = 2.0) -> int:
+    async def undrain(self, epoch: Epoch) -> int:
         """Undo a drain. Raises AioRpcError."""
-        num_open = await self._links.calls(epoch).undrain(timeout_s)
+        num_open = await self._links.calls(epoch).undrain(ANSWER_S)
         self._take_back(epoch)
         return num_open
 
-    async def flip(self, epoch: Epoch, role: Role, timeout_s: float = 4.0) -> int:
+    async def flip(self, epoch: Epoch, role: Role) -> int:
         """Make a replica take a role; return its open requests. Raises AioRpcError."""
         calls = self._links.calls(epoch)
         if role is not self._links[epoch].info.role:
             with self._empty_from_now_on(epoch):
-                return await calls.flip(role, timeout_s)
-        num_open = await calls.flip(role, timeout_s)
+                return await calls.flip(role, FLIP_ANSWER_S)
+        num_open = await calls.flip(role, FLIP_ANSWER_S)
         self._take_back(epoch)
         return num_open
 
-    async def reset_prefix_cache(self, epoch: Epoch, timeout_s: float = 4.0) -> int:
+    async def reset_prefix_cache(self, epoch: Epoch) -> int:
         """Empty a replica's prefix cache; return the blocks dropped. Raises AioRpcError."""
         if epoch not in self._links.watches:  # it has left, and took its cache along
             return 0
-        return await self._links.calls(epoch).reset_prefix_cache(timeout_s)
+        return await self._links.calls(epoch).reset_prefix_cache(ANSWER_S)
 
     def hear(self, epoch: Epoch, said: CapacityReport) -> None:
         told_at_s, heard_at_s = self._told_at_s.get(epoch), said.heard_at_s

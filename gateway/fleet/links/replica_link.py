@@ -16,7 +16,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import grpc.aio
 
@@ -30,6 +30,7 @@ from baton.proto import replica_pb2 as pb
 from baton.proto.capacity_wire import capacity_from_proto, demand_to_proto
 from baton.proto.channel_options import LINK_CHANNEL_OPTIONS
 from baton.proto.channels import Channels
+from baton.proto.one_call import one_call
 from baton.proto.pulse import Pulse
 
 log = logging.getLogger(__name__)
@@ -116,6 +117,9 @@ class ReplicaLink(ABC, Generic[F]):
     second. Cache events share it, in parts that tokens can pass between.
     """
 
+    service: ClassVar[type[Any]]
+    """The stub of the role's service, whose `Session` is the stream."""
+
     def __init__(
         self,
         info: ReplicaInfo,
@@ -188,9 +192,6 @@ class ReplicaLink(ABC, Generic[F]):
         await self.channel.close()
 
     @abstractmethod
-    def _call(self, channel: grpc.aio.Channel) -> grpc.aio.StreamStreamCall[pb.GatewayFrame, F]: ...
-
-    @abstractmethod
     def _receive(self, frame: F) -> None: ...
 
     def _on_pulse(self) -> None:
@@ -202,7 +203,8 @@ class ReplicaLink(ABC, Generic[F]):
         self.demand.restart()
         self._turn = turn = await self._opening.turn()
         try:
-            call = self._call(self.channel)
+            call: grpc.aio.StreamStreamCall[pb.GatewayFrame, F]
+            call = one_call(self.service, "Session", self.channel)(wait_for_ready=False)
             await pump_frames(call, self._hello, self._outgoing, self._hear)
         finally:
             turn.end()

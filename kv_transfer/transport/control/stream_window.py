@@ -168,6 +168,8 @@ class StreamWindow:
     def _take_all_back(self) -> None:
         if self._preparing is not None:
             self._preparing.cancel()
+        for piece in self._lent:
+            piece.give_up()
         self._take_lent_back()
         while not self._ready.is_empty:
             item = self._ready.get_nowait()

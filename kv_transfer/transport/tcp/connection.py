@@ -23,8 +23,10 @@ from contextlib import contextmanager, suppress
 from baton.core.block_views import BlockViews, stretches
 from baton.core.clock import monotonic
 from baton.core.errors import TransferCut
-from baton.kernels.paging.receiving import Receiving, State, can_receive
+from baton.kernels.paging.piece_stream import State
+from baton.kernels.paging.receiving import Receiving, can_receive
 from baton.kv_transfer.handoff.messages import ChecksumsBehind
+from baton.kv_transfer.layouts.integrity import CHECKSUM_BYTES, without_own_checksum
 from baton.kv_transfer.transport.tcp.frames import (
     HEADER,
     MAX_PARTS,
@@ -56,18 +58,19 @@ class Arrival:
         self._connection = connection
 
     @property
-    def num_checksum_bytes(self) -> int:
-        return 0 if self.checksums is None else self.checksums.num_bytes
+    def num_trailer_bytes(self) -> int:
+        """Bytes of its checksums, and of the checksum of these."""
+        return 0 if self.checksums is None else self.checksums.num_bytes + CHECKSUM_BYTES
 
     @property
     def length(self) -> int:
         """All that comes behind its header."""
-        return self.num_bytes + self.num_checksum_bytes
+        return self.num_bytes + self.num_trailer_bytes
 
-    def note(self, checksums: bytes) -> None:
-        """They have come."""
+    def note(self, trailer: bytes) -> None:
+        """What follows its bytes has come."""
         if self.checksums is not None:
-            self.checksums.come = checksums
+            self.checksums.come = without_own_checksum(trailer) or b""
 
     def read(self, targets: Sequence[memoryview]) -> None:
         """Once: fill this memory with it. Waits for it, on any thread. Raises TransferCut."""
@@ -212,8 +215,8 @@ class DataConnection:
         is_dropped = first.is_dropped
         until = monotonic() + seconds_for(first.length)
         header = memoryview(bytearray(HEADER.size))
-        checksums = memoryview(bytearray(first.num_checksum_bytes))
-        wanted = [*targets, checksums] if checksums else targets
+        trailer = memoryview(bytearray(first.num_trailer_bytes))
+        wanted = [*targets, trailer] if trailer else targets
         parts = [header] if is_dropped else [header, *wanted]
         num_left = len(parts) - 1
         while len(parts) > num_left:  # the header
@@ -226,7 +229,7 @@ class DataConnection:
             parts = list(wanted)
         while parts:
             self._receive(parts, until, socket.MSG_WAITALL)
-        first.note(bytes(checksums))
+        first.note(bytes(trailer))
         self._line.popleft()
 
     def _receive_next(self, targets: BlockViews, unit_bytes: int) -> bytes:
@@ -235,7 +238,7 @@ class DataConnection:
         first = self._line[0]
         until = monotonic() + seconds_for(first.length)
         header = HEADER.pack(first.number, first.length)
-        receiving = Receiving(targets, unit_bytes, header, first.num_checksum_bytes)
+        receiving = Receiving(targets, unit_bytes, header, first.num_trailer_bytes)
         state: int = State.NOT_YET
         while state == State.NOT_YET:
             if self._failure is not None:

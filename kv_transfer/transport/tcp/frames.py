@@ -6,6 +6,7 @@
       | --- ASK: piece, its secret ------------> |   as soon as it is announced; many ahead
       | <== HEADER: piece, length; its bytes === |   in the order asked; length 0: not lent any more
       | <== the checksums of its units ========= |   counted in the length; none if announced
+      | <== the checksum of these ============== |   likewise: what is damaged on the way, is known
 
 Both secrets came by the control channel: the admission with the answer to `Meet`, a piece's own in
 its ticket. They keep strangers and stray bytes out. A process that listens on the wire reads
@@ -62,7 +63,7 @@ class Ticket:
         return _TICKET.pack(self.number, self.secret, self.block_bytes)
 
     def num_checksum_bytes(self, num_blocks: int) -> int:
-        """Bytes that follow those of so many blocks."""
+        """Bytes of the checksums of so many blocks, which follow them."""
         if not self.unit_bytes:
             return 0
         return CHECKSUM_BYTES * num_blocks * (self.block_bytes // self.unit_bytes)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from baton.core.block_views import BlockViews, stretches
 from baton.core.clock import monotonic
-from baton.kernels.paging.sending import Sending, State, can_send
+from baton.kernels.paging.piece_stream import State
+from baton.kernels.paging.sending import Sending, can_send
 from baton.kv_transfer.handoff.transport import LentPiece
-from baton.kv_transfer.layouts.integrity import CHECKSUM_BYTES, checksums_of
+from baton.kv_transfer.layouts.integrity import CHECKSUM_BYTES, checksums_of, with_own_checksum
 from baton.kv_transfer.transport.lent import Loan, Loans
 from baton.kv_transfer.transport.tcp.frames import (
     ASK,
@@ -24,6 +25,9 @@ from baton.kv_transfer.transport.tcp.frames import (
     seconds_for,
 )
 
+GIVEN_UP_WITHIN_S = 0.05
+"""A call that waits for a D that does not read comes back after so long, to see whether P has given
+the piece up."""
 ENOUGH_BYTES = 1 << 20
 """Pieces are sent in one call until they have so many together."""
 MAX_ASKS = 64
@@ -43,7 +47,7 @@ class ServedConnection:
         on_ended: Callable[[ServedConnection], None],
     ) -> None:
         """`on_ended` is called on the connection's thread."""
-        make_blocking(connection, receive_s=IDLE_S, send_s=SLICE_S)
+        make_blocking(connection, receive_s=IDLE_S, send_s=GIVEN_UP_WITHIN_S)
         self._socket = connection
         self._loans = loans
         self._on_ended = on_ended
@@ -131,7 +135,7 @@ class ServedConnection:
         """`loans`, each with the number of bytes behind which it ends, leave as their bytes do.
         One that ends behind `num_bytes` is sent next: it is in vain as well if that is wanted
         back."""
-        until = monotonic() + seconds_for(num_bytes)
+        begun = monotonic()
         num_sent = 0
         while parts:
             with suppress(BlockingIOError):  # not a byte went
@@ -140,9 +144,7 @@ class ServedConnection:
                 num_sent += num_now
             while loans and loans[0][0] <= num_sent:
                 self._loans.sent(loans.popleft()[1])
-            # A call that does not send all has waited for long.
-            is_vain = self._is_closed or any(loan.is_wanted_back for _, loan in loans)
-            if parts and (is_vain or monotonic() > until):
+            if parts and self._is_vain([loan for _, loan in loans], num_bytes, begun):
                 return False
         return True
 
@@ -152,11 +154,22 @@ class ServedConnection:
         assert isinstance(views, BlockViews)
         length = _length(loan.piece)
         sending = Sending(views, unit_bytes, HEADER.pack(loan.number, length))
-        until = monotonic() + seconds_for(length)
-        while (state := sending.go_on(self._socket.fileno(), SLICE_S)) == State.NOT_YET:
-            if self._is_closed or loan.is_wanted_back or monotonic() > until:
+        socket, begun = self._socket.fileno(), monotonic()
+        while (state := sending.go_on(socket, SLICE_S, loan.giving_up)) == State.NOT_YET:
+            if self._is_vain([loan], length, begun):
                 return False
         return state == State.ALL
+
+    def _is_vain(self, loans: Sequence[Loan], num_bytes: int, begun: float) -> bool:
+        """Whether nobody gets what is left: P has given it up, or D, which has no use for it any
+        more, does not read, or reads too slowly."""
+        elapsed_s = monotonic() - begun
+        return (
+            self._is_closed
+            or any(loan.giving_up.is_set for loan in loans)
+            or (elapsed_s > SLICE_S and any(loan.is_wanted_back for loan in loans))
+            or elapsed_s > seconds_for(num_bytes)
+        )
 
 
 def _is_checksummed_while_sent(piece: LentPiece) -> bool:
@@ -165,12 +178,13 @@ def _is_checksummed_while_sent(piece: LentPiece) -> bool:
 
 def _length(piece: LentPiece) -> int:
     """Bytes behind its header: its own, and the checksums that follow them."""
-    num_units = piece.num_bytes // piece.unit_bytes if piece.unit_bytes else 0
-    return piece.num_bytes + CHECKSUM_BYTES * num_units
+    if not piece.unit_bytes:
+        return piece.num_bytes
+    return piece.num_bytes + CHECKSUM_BYTES * (piece.num_bytes // piece.unit_bytes + 1)
 
 
 def _checksums_behind(piece: LentPiece) -> list[memoryview]:
     """The checksums that follow a piece; none if they were announced."""
     if not piece.unit_bytes:
         return []
-    return [memoryview(checksums_of(piece.views, piece.unit_bytes))]
+    return [memoryview(with_own_checksum(checksums_of(piece.views, piece.unit_bytes)))]

@@ -11,6 +11,7 @@ import typer
 from baton.core.errors import DeadlineExceeded
 from baton.core.wording import count_of
 from baton.platform.cli.options.gateway_options import AdminUrl, ApiKey, CaFile, admin_pages
+from baton.platform.cli.terminal.asking_again import AskingAgain
 from baton.platform.cli.terminal.errors import errors_in_one_line
 
 POLL_S = 0.5
@@ -48,7 +49,9 @@ def drain(
 
 
 def _wait_until_empty(ask: Callable[[], int], replica: str, num_open: int, limit_s: float) -> None:
-    """Raises DeadlineExceeded; the replica continues to drain."""
+    """Raises DeadlineExceeded; the replica continues to drain. Raises Unavailable if the gateway
+    answers no more."""
+    ask_again = AskingAgain(ask)
     deadline = time.monotonic() + limit_s
     num_told = -1
     while num_open:
@@ -61,4 +64,5 @@ def _wait_until_empty(ask: Callable[[], int], replica: str, num_open: int, limit
                 "continues to drain: run the command again to follow it"
             )
         time.sleep(POLL_S)
-        num_open = ask()
+        answer = ask_again()
+        num_open = num_open if answer is None else answer

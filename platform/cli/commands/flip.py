@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +12,7 @@ from baton.core.errors import DeadlineExceeded, Unavailable
 from baton.core.replicas import Role
 from baton.core.wording import count_of
 from baton.platform.cli.options.gateway_options import AdminUrl, ApiKey, CaFile, admin_pages
+from baton.platform.cli.terminal.asking_again import AskingAgain
 from baton.platform.cli.terminal.errors import errors_in_one_line
 from baton.platform.observe.gateway_pages import GatewayPages
 
@@ -50,9 +52,11 @@ def flip(
 
 
 def _wait_until_done(pages: GatewayPages, replica_id: str, to: Role, deadline: float) -> None:
-    """Raises Unavailable if it keeps its role, DeadlineExceeded if that is not known yet."""
+    """Raises Unavailable if it keeps its role, or the gateway answers no more; DeadlineExceeded if
+    that is not known yet."""
+    look = AskingAgain(partial(_row, pages, replica_id, to))
     while True:
-        row = _row(pages, replica_id, to)
+        row = look() or {}
         if row.get("is_ready"):
             return
         failure = row.get("flip", {}).get("failure")

@@ -124,8 +124,8 @@ DEPLOY_OPTIONS = tuple(
 )
 """Options of `baton deploy`, which has an --address like its siblings, and starts no Ray."""
 _OF_COST = (
-    "--dtype", "--quantize", "--device", "--block-size", "--kv-cache-dtype",
-    "--micro-batch-tokens", "--speculate", "--draft-model", "--draft-gib",
+    "--dtype", "--quantize", "--deterministic/--no-deterministic", "--device", "--block-size",
+    "--kv-cache-dtype", "--micro-batch-tokens", "--speculate", "--draft-model", "--draft-gib",
 )  # fmt: skip
 PLAN_OPTIONS = tuple(
     option
@@ -135,7 +135,8 @@ PLAN_OPTIONS = tuple(
 """The options of how a replica is spread over ranks, and of what that costs."""
 
 _OF_SIZE = (
-    "--dtype", "--quantize", "--block-size", "--kv-cache-dtype", "--cache-gib", "--cache-fraction",
+    "--dtype", "--quantize", "--deterministic/--no-deterministic", "--block-size",
+    "--kv-cache-dtype", "--cache-gib", "--cache-fraction",
 )  # fmt: skip
 SIZE_OPTIONS = tuple(option for option in SERVE_OPTIONS if option.flag in _OF_SIZE)
 """Options about a replica's memory; `baton plan size` chooses the rest."""

@@ -14,18 +14,17 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from baton.core.errors import InvalidConfig, Unavailable
+from baton.core.errors import DeadlineExceeded, InvalidConfig, Unavailable
 from baton.core.replicas import Membership, counts_by_role
 from baton.core.wording import count_of
 from baton.gateway.requests.readiness import missing
+from baton.platform.cli.runs.background import Found, in_background
 from baton.platform.cli.terminal.replica_news import News, ReplicaNews
 from baton.platform.cli.terminal.start_report import StartReport
 from baton.platform.config.deployment import DeploymentConfig
-
-if TYPE_CHECKING:  # Ray is imported once its environment is set
-    from ray.serve.schema import ApplicationStatusOverview
+from baton.platform.config.live import Plain
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +42,8 @@ SERVE_TIMEOUT_S = 5.0
 """Within which Serve's controller must say whether it has the application."""
 STATUS_PERIOD_S = 1.0
 """Seconds between questions whether Serve has given up."""
+SILENCE_S = 120.0
+"""Seconds without an answer of Serve's controller after which a start is given up."""
 
 
 def deploy(
@@ -73,9 +74,13 @@ def deploy(
             )
         check_ports(config)
     report.enter(f"starting {_counted(config)}")
-    start_serve(is_own_cluster=not config.ray.address)
-    target = serve.RunTarget(build_app(config, folder), name=name, route_prefix=None)
-    serve.run_many([target], wait_for_applications_running=False)
+
+    def hand_over() -> None:
+        start_serve(is_own_cluster=not config.ray.address)
+        target = serve.RunTarget(build_app(config, folder), name=name, route_prefix=None)
+        serve.run_many([target], wait_for_applications_running=False)
+
+    _in_time(hand_over)
     return come_up(config, report, watch)
 
 
@@ -88,12 +93,19 @@ def come_up(
     from baton.platform.config.live import GATEWAY, REGISTRY
 
     name = config.ray.app_name
-    while GATEWAY not in _overview(name).deployments:  # a document is built first
+    application = _Application(name)
+    application.look()
+    while not application.has(GATEWAY):  # a document is built first
         watch()
-        _raise_if_given_up(name)
         time.sleep(LOOK_S)
-    gateway = serve.get_deployment_handle(GATEWAY, name)
-    registry = _Answer(serve.get_deployment_handle(REGISTRY, name).membership.remote)
+        application.look()
+    gateway, membership = _in_time(
+        lambda: (
+            serve.get_deployment_handle(GATEWAY, name),
+            serve.get_deployment_handle(REGISTRY, name).membership,
+        )
+    )
+    registry = _Answer(membership.remote)
     status_at = time.monotonic() + STATUS_PERIOD_S
 
     def look() -> None:
@@ -102,7 +114,7 @@ def come_up(
             follow(registry.take(), config, report)
         if time.monotonic() > status_at:
             watch()
-            _raise_if_given_up(name)
+            application.look()
             status_at = time.monotonic() + STATUS_PERIOD_S
 
     ports: Ports = wait_for(gateway.ports.remote, look)
@@ -110,10 +122,12 @@ def come_up(
     while lacking := wait_for(gateway.lacks.remote, look):
         report.wait_for(lacking)
     is_one_of_several = config.gateway.replicas > 1 or config.ray.address != ""
-    while is_one_of_several and not _runs(name):  # it may be replaced meanwhile
+    application.look()
+    while is_one_of_several and not application.runs():  # it may be replaced meanwhile
         report.wait_for("Serve to bring up, or to replace, the others")
         look()
         time.sleep(PATIENCE_S)
+        application.look()
     return ports
 
 
@@ -160,7 +174,7 @@ class Watch:
         was_silent, self._is_serve_silent = self._is_serve_silent, False
         try:
             return self._name not in served(SERVE_TIMEOUT_S)
-        except TimeoutError:
+        except DeadlineExceeded:
             self._is_serve_silent = True
             if not was_silent:
                 log.warning(
@@ -228,32 +242,63 @@ def _counted(config: DeploymentConfig) -> str:
     return f"{replicas}, {count_of(config.gateway.replicas, 'gateway')}"
 
 
-def _raise_if_given_up(name: str) -> None:
-    overview = _overview(name)
-    if overview.status == "DEPLOY_FAILED":
-        raise RuntimeError(f"the replicas did not come up: {_reason(overview)}")
+class _Application:
+    """The application that starts, as Serve has it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._known: Plain = {}
+        self._answered_at = time.monotonic()
+        self._is_serve_silent = False
+
+    def look(self) -> None:
+        """Ask Serve. Raises RuntimeError where it has given up, and DeadlineExceeded once its
+        controller has not answered for SILENCE_S; until then a silence is only a warning."""
+        from baton.platform.cluster.applications.applications import served, silence_of_serve
+
+        try:
+            self._known = served(SERVE_TIMEOUT_S).get(self._name, {})
+        except DeadlineExceeded as error:
+            silence_s = time.monotonic() - self._answered_at
+            if silence_s > SILENCE_S:
+                raise DeadlineExceeded(silence_of_serve(silence_s)) from None
+            if not self._is_serve_silent:
+                log.warning("%s; it has %g s in all", error, SILENCE_S)
+            self._is_serve_silent = True
+            return
+        self._answered_at = time.monotonic()
+        self._is_serve_silent = False
+        if self._known.get("status") == "DEPLOY_FAILED":
+            raise RuntimeError(f"the replicas did not come up: {self._reason()}")
+
+    def has(self, deployment: str) -> bool:
+        return deployment in self._known.get("deployments", {})
+
+    def runs(self) -> bool:
+        return self._known.get("status") == "RUNNING"
+
+    def _reason(self) -> str:
+        """Serve's messages of failed deployments, without tracebacks."""
+        failed = {
+            name: details["message"]
+            for name, details in self._known["deployments"].items()
+            if details["status"] == "DEPLOY_FAILED"
+        }
+        return "; ".join(f"{name}: {cause_of(text)}" for name, text in failed.items()) or cause_of(
+            self._known["message"]
+        )
 
 
-def _runs(name: str) -> bool:
-    return _overview(name).status == "RUNNING"
+def _in_time(ask: Callable[[], Found]) -> Found:
+    """What a call of Serve's returns that may wait for its controller for ever. Raises
+    DeadlineExceeded after SILENCE_S, and what the call raises."""
+    from baton.platform.cluster.applications.applications import silence_of_serve
 
-
-def _overview(name: str) -> ApplicationStatusOverview:
-    from ray import serve
-
-    return serve.status().applications[name]
-
-
-def _reason(overview: ApplicationStatusOverview) -> str:
-    """Serve's messages of failed deployments, without tracebacks."""
-    failed = {
-        name: deployment.message
-        for name, deployment in overview.deployments.items()
-        if deployment.status == "DEPLOY_FAILED"
-    }
-    return "; ".join(f"{name}: {cause_of(text)}" for name, text in failed.items()) or cause_of(
-        overview.message
-    )
+    began_at = time.monotonic()
+    try:
+        return in_background(ask).result(SILENCE_S)
+    except TimeoutError:  # ours, or the call's own
+        raise DeadlineExceeded(silence_of_serve(time.monotonic() - began_at)) from None
 
 
 def cause_of(message: str) -> str:

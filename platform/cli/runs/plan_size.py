@@ -156,5 +156,9 @@ def _precision(job: Job, chip: Accelerator, dtype: str) -> str:
     if precision in chip.tflop_s:
         return precision
     known = ", ".join(chip.tflop_s)
-    remedy = "give --dtype bfloat16, or another" if not job.precision else "give another"
-    raise InvalidConfig(f"--precision {precision}: {chip.name} multiplies {known}; {remedy}")
+    if job.precision:
+        raise InvalidConfig(f"--precision {precision}: {chip.name} multiplies {known} alone")
+    raise InvalidConfig(
+        f"the weights are {dtype}, and {chip.name} multiplies {known} alone: give --dtype "
+        "bfloat16, or another --accelerator, such as cpu"
+    )

@@ -11,10 +11,8 @@ import logging
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,6 +24,7 @@ from baton.core.cores import usable_cores
 from baton.core.errors import BatonError
 from baton.core.replicas import counts_by_role
 from baton.gateway.text.model_files import ModelFiles
+from baton.platform.cli.runs.background import in_background
 from baton.platform.cli.runs.deploy import Ports, Watch, deploy
 from baton.platform.cli.runs.out_of_memory import OutOfMemory
 from baton.platform.cli.runs.process_session import end_with_parent
@@ -86,11 +85,9 @@ def run(config: DeploymentConfig, folder: Path, check: StartCheck, *, is_verbose
                 if warning := check.warning():
                     log.warning("%s", warning)
                 report.enter("starting Ray")
-                _start_ray(
-                    config,
-                    WorkerLog(out, config.log_format, shows_all=is_verbose),
-                    NodeLog(shows_all=is_verbose),
-                )
+                worker_log = WorkerLog(out, config.log_format, shows_all=is_verbose)
+                node_log = NodeLog(worker_log.names, shows_all=is_verbose)
+                _start_ray(config, worker_log, node_log)
                 signal.signal(signal.SIGTERM, _raise_stop)  # Ray has installed its own handlers
                 is_started = True
                 lent = None if config.ray.address else folder
@@ -148,24 +145,9 @@ def _complain(config: DeploymentConfig, error: Exception) -> None:
         complain("baton serve", str(error))
 
 
-def _in_background(function: Callable[[], None]) -> Future[None]:
-    """Run a function on a daemon thread."""
-    future: Future[None] = Future()
-
-    def call() -> None:
-        try:
-            function()
-            future.set_result(None)
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=call, daemon=True).start()
-    return future
-
-
 def _start_ray(config: DeploymentConfig, worker_log: WorkerLog, node_log: NodeLog) -> None:
     with without_garbage_collection():
-        importing = _in_background(_import_serve)
+        importing = in_background(_import_serve)
         try:
             _join_or_start(config)
         except Exception as error:  # Ray raises various exceptions

@@ -22,6 +22,7 @@ from typer.exceptions import TyperException
 from baton.core.errors import ITEM, BatonError, CheckpointError, InvalidConfig, InvalidRequest
 
 INTERRUPTED = 130
+KERNELS_LOG = "baton.kernels.cpu.library"
 THE_USERS_OWN = (InvalidConfig, CheckpointError, InvalidRequest)
 
 
@@ -65,14 +66,17 @@ def complain(command: str, text: str) -> None:
 
 @contextmanager
 def warnings_silenced() -> Iterator[None]:
-    """Silence the services' log in commands with their own output."""
-    log = logging.getLogger("baton")
-    level = log.level
-    log.setLevel(logging.ERROR)
+    """Silence the services' log in commands with their own output, but for what the kernels say:
+    that they are compiled, which takes a minute, or that there are none."""
+    levels = {"baton": logging.ERROR, KERNELS_LOG: logging.WARNING}
+    before = {name: logging.getLogger(name).level for name in levels}
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
     try:
         yield
     finally:
-        log.setLevel(level)
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
 
 
 def status_of(error: BatonError) -> int:

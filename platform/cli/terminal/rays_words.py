@@ -7,8 +7,11 @@ find the rest.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
+Process = tuple[str, str]
+"""IP address of the node, and pid."""
 MEMORY = (
     "quantize the weights (--quantize int8), start fewer replicas, or keep smaller caches "
     "(--cache-gib, --max-model-len)"
@@ -23,7 +26,7 @@ SAYINGS: Sequence[tuple[str, str]] = (
     ),
     (r"worker processes have been started", ""),  # as many workers as replicas: intended
     (
-        r"worker died or was killed",
+        r"worker died or was killed(.* Worker IP address: (?P<ip>\S+).* Worker PID: (?P<pid>\d+))?",
         "a process died unasked; Serve starts another, and its last words are in its log (-v)",
     ),
     (
@@ -61,11 +64,14 @@ def came_late(error: Exception) -> bool:
     return re.search(LATE, " ".join(str(error).split())) is not None
 
 
-def in_one_line(text: str) -> str:
-    """The message in one line; empty if it is irrelevant."""
+def in_one_line(text: str, names: Mapping[Process, str] = MappingProxyType({})) -> str:
+    """The message in one line; empty if it is irrelevant. `names`: of processes, in our log."""
     plain = _PREFIX.sub("", " ".join(_COLOUR.sub("", text).split()))
     for phrase, line in SAYINGS:
-        if re.search(phrase, plain):
-            return line
+        if match := re.search(phrase, plain):
+            if (pid := match.groupdict().get("pid")) is None:
+                return line
+            name = names.get((match["ip"], pid))
+            return line.replace("a process", f"process {pid}" + (f" ({name})" if name else ""))
     first, _, _ = plain.partition(". ")
     return f"Ray says: {first}; {ALL_OF_IT}" if first else ""

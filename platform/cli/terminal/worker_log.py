@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from baton.core.clock import Clock, monotonic
-from baton.platform.cli.terminal.rays_words import in_one_line
-from baton.platform.observe.logs import CONTINUED, Lines, LogFormat, as_info, level_of
+from baton.platform.cli.terminal.rays_words import Process, in_one_line
+from baton.platform.observe.logs import CONTINUED, Lines, LogFormat, as_info, level_of, source_of
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +32,16 @@ class WorkerLog:
         self._shows_all = shows_all
         self._is_shown_by_stream: dict[tuple[Any, ...], bool] = {}
         """By process: whether its last record was shown, since further lines of it follow that."""
+        self.names: dict[Process, str] = {}
+        """What processes call themselves."""
 
     def __call__(self, batch: Mapping[str, Any]) -> None:
         lines: Sequence[str] = batch.get("lines", ())
         stream = tuple(map(batch.get, ("ip", "pid", "is_err")))
+        process = str(batch.get("ip")), str(batch.get("pid"))
         for line in lines:
+            if name := source_of(line):
+                self.names[process] = name
             if self._is_to_be_shown(line, stream):
                 self._out.write(f"{line}\n")
             elif self._shows_all:
@@ -54,7 +59,10 @@ class WorkerLog:
 class NodeLog:
     """Replaces Ray's printing; drops repeated messages."""
 
-    def __init__(self, *, shows_all: bool, clock: Clock = monotonic) -> None:
+    def __init__(
+        self, names: Mapping[Process, str], *, shows_all: bool, clock: Clock = monotonic
+    ) -> None:
+        self._names = names
         self._shows_all = shows_all
         self._clock = clock
         self._last = ""
@@ -62,7 +70,7 @@ class NodeLog:
 
     def __call__(self, data: Mapping[str, Any], ignore_prefix: bool = False) -> None:
         for text in data.get("lines", ()):
-            line = text.strip() if self._shows_all else in_one_line(text)
+            line = text.strip() if self._shows_all else in_one_line(text, self._names)
             now = self._clock()
             if line and (line != self._last or now - self._said_at >= AGAIN_S):
                 log.warning("%s", line)

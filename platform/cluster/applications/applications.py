@@ -23,7 +23,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ServeDeploySchema
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from baton.core.errors import InvalidConfig
+from baton.core.errors import DeadlineExceeded, InvalidConfig
 from baton.core.ids import ReplicaId
 from baton.core.replicas import Role
 from baton.platform.cluster.applications.serve_document import (
@@ -40,6 +40,8 @@ from baton.platform.config.live import GATEWAY, REGISTRY, Plain, is_registry
 
 LEAVING = "DELETING"
 """Serve's status of an application that is being deleted."""
+CONTROLLER_TIMEOUT_S = 60.0
+"""Within which Serve's controller answers on a machine that is loaded, too."""
 PORTS_TIMEOUT_S = 5.0
 REGISTRY_TIMEOUT_S = 5.0
 FLIP_TIMEOUT_S = 10.0
@@ -76,16 +78,27 @@ def start_serve(*, is_own_cluster: bool = False) -> None:
         start()
 
 
-def served(timeout_s: float | None = None) -> dict[str, Plain]:
+def served(timeout_s: float = CONTROLLER_TIMEOUT_S) -> dict[str, Plain]:
     """Serve's status of its applications, by name; empty where Serve does not run. Raises
-    TimeoutError if its controller has not answered within `timeout_s`.
+    DeadlineExceeded if its controller has not answered within `timeout_s`.
     """
     client = _get_global_client(raise_if_no_controller_running=False)
     if client is None:
         return {}
     asked = client._controller.get_serve_instance_details.remote()
-    found: dict[str, Plain] = ray.get(asked, timeout=timeout_s)["applications"]
+    try:
+        found: dict[str, Plain] = ray.get(asked, timeout=timeout_s)["applications"]
+    except TimeoutError:
+        raise DeadlineExceeded(silence_of_serve(timeout_s)) from None
     return found
+
+
+def silence_of_serve(seconds: float) -> str:
+    """What to say of a controller that does not answer."""
+    return (
+        f"Serve's controller has not answered within {seconds:.0f} s: Ray's head hangs, is "
+        "overloaded or cannot be reached"
+    )
 
 
 def deployed(name: str) -> Plain | None:

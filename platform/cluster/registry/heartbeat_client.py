@@ -33,8 +33,10 @@ log = logging.getLogger(__name__)
 
 ANSWER_S = 0.5
 """Timeout in seconds, the most by which a heartbeat is late if a firewall drops the call."""
-AVOIDED_S = 30.0
-"""Seconds for which an unresponsive address is not tried again."""
+FIRST_AVOIDED_S, AVOIDED_S = 2.0, 30.0
+"""Seconds for which an unresponsive address is not tried again: after the first failure, and after
+many; each failure doubles them. A registry that stood still for a moment would otherwise have all
+its replicas call through Serve for long, and stand still again."""
 
 
 class HeartbeatClient:
@@ -52,6 +54,8 @@ class HeartbeatClient:
         self.is_cut = False
         """Whether the held call has ended since the last heartbeat, so that one is due at once."""
         self._avoided_until_s = self._told_at_s = float("-inf")
+        self._avoid_next_s = FIRST_AVOIDED_S
+        """Seconds for which the address will be avoided if it does not answer."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return HeartbeatClient, (self._security,)
@@ -69,7 +73,8 @@ class HeartbeatClient:
         if telling < self._telling:
             return  # a later report was answered earlier
         if address != self._address:
-            self._avoided_until_s, self._channel = float("-inf"), None
+            self._avoided_until_s, self._avoid_next_s = float("-inf"), FIRST_AVOIDED_S
+            self._channel = None
             self.hang_up()
         self._told, self._telling, self._told_at_s = info, telling, self._clock()
         self._address, self._intervals = address, intervals
@@ -92,9 +97,11 @@ class HeartbeatClient:
             reply = await RegistryStub(channel).Beat(beat, timeout=ANSWER_S)
         except (grpc.aio.AioRpcError, InvalidConfig) as error:
             log.debug("the registry is told through Serve: %r", error)
-            self._avoided_until_s = self._clock() + AVOIDED_S
+            self._avoided_until_s = self._clock() + self._avoid_next_s
+            self._avoid_next_s = min(2 * self._avoid_next_s, AVOIDED_S)
             self._channel = None  # its connection may be dead without an error
             return None
+        self._avoid_next_s = FIRST_AVOIDED_S
         if not reply.is_known:
             return None
         self._intervals = ReportIntervals(beat_s=reply.beat_s, whole_s=reply.whole_s)

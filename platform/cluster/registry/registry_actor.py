@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from ray import serve
 
+from baton.core.clock import AwakeClock
 from baton.core.errors import InvalidConfig
 from baton.core.ids import Epoch
 from baton.core.replicas import Membership
@@ -45,7 +46,8 @@ class RegistryActor:
         """`name`: of its deployment; each of several registries is its own deployment."""
         self._config = config
         self._name = name
-        self._registry = Registry()
+        self._clock = AwakeClock()
+        self._registry = Registry(clock=self._clock)
         self._port: RegistryPort | None = None
         self._rules = config.planner
         self._planned: Planned | None = None
@@ -73,6 +75,7 @@ class RegistryActor:
     async def _listen(self, config: DeploymentConfig) -> None:
         from baton.platform.cluster.registry.registry_port import RegistryPort  # see `deploy.py`
 
+        self._clock.start()
         self._port = RegistryPort(self._registry)
         await self._port.start(own_address(config), config.security)
 
@@ -124,8 +127,10 @@ class RegistryActor:
         log.info("%s plans, as gateways tell it of traffic", self._name)
         try:
             await asyncio.sleep(SILENT_S)
-            while planner.num_heard:
+            num_silent = 0
+            while num_silent < 2:  # once may be this process, which stood still
                 await asyncio.sleep(REPORTS_S)
+                num_silent = 0 if planner.num_heard else num_silent + 1
             log.info("%s plans no more: gateways tell it of no traffic", self._name)
         finally:
             planning.cancel()

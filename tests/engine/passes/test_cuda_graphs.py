@@ -250,8 +250,8 @@ def test_a_graph_of_any_size_that_is_wrong_for_a_long_context_is_found_out(
 
     found = disagreement(graphs)
 
-    reason = f"the graph of {size} requests of 1 tokens gave other results than the model"
-    assert found == reason
+    requests = "1 request" if size == 1 else f"{size} requests"
+    assert found == f"the graph of {requests} of 1 token gave other results than the model"
 
 
 @pytest.mark.parametrize("max_requests", [1, 2, 3, 8, 64, 100, 256, 1000])

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from tests.client.both_clients import KINDS, client_of
 from tests.gateway.certificates import Certificate, make_certificate
+from tests.gateway.fleet.scripted_replica import until
 from tests.gateway.scripted import MODEL, Script, serving, tokens_of
 
 from baton.client.errors import Unavailable
@@ -21,6 +22,7 @@ from baton.client.retry import RetryPolicy
 from baton.core.clock import ManualClock
 from baton.core.errors import InvalidConfig
 from baton.gateway.access.config import GatewayConfig
+from baton.gateway.access.connections import Connections, Refusal
 from baton.gateway.access.tls import RETRY_S, TlsIdentity, tls_identity
 
 ONCE = RetryPolicy(max_attempts=1)
@@ -144,18 +146,25 @@ def test_files_of_which_only_owner_or_rights_have_changed_are_tried_at_once(
     assert identity.pem()[1] == newer.cert_file.read_bytes()
 
 
-async def test_who_opens_a_connection_and_shakes_no_hands_has_a_place_and_loses_it(
-    tmp_path: Path,
+async def test_who_opens_a_connection_and_shakes_no_hands_has_a_place_until_it_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = make_certificate(tmp_path)
-    few: dict[str, Any] = {"max_connections": 2, "header_timeout_s": 0.5}
-    async with serving(**few, **settings_of(made)) as gateway, asyncio.timeout(120):
+    seen: list[Connections] = []
+    opening = Connections.open
+
+    def open_(self: Connections, address: str) -> Refusal | None:
+        seen.append(self)
+        return opening(self, address)
+
+    monkeypatch.setattr(Connections, "open", open_)
+    async with serving(max_connections=2, **settings_of(made)) as gateway, asyncio.timeout(120):
         port = gateway.server.http_port
         first, second, third = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
         assert await third[0].read() == b""  # at once, as there is no place
-        assert await first[0].read() + await second[0].read() == b""  # when they are late
-        gone = await asyncio.open_connection("127.0.0.1", port)
-        gone[1].close()
+        for _, writer in (first, second, third):
+            writer.close()
+        await until(lambda: not seen[0].num_open)
         babbler = await asyncio.open_connection("127.0.0.1", port)
         babbler[1].write(b"GET / HTTP/1.1\r\n\r\n")
         await babbler[0].read()
@@ -164,12 +173,23 @@ async def test_who_opens_a_connection_and_shakes_no_hands_has_a_place_and_loses_
         for _ in range(3):  # each leaves its place to the next
             async with httpx.AsyncClient(base_url=url, verify=trust) as http:
                 assert (await http.get("/health")).status_code == 200
+            await until(lambda: not seen[0].num_open)
         page = gateway.server.metrics_page()
-        for _, writer in (first, second, third, babbler):
-            writer.close()
+        babbler[1].close()
 
     assert 'reason="too many connections"} 1\n' in page
-    assert 'reason="failed handshake"} 3\n' in page
+    assert 'reason="failed handshake"} 1\n' in page
+
+
+async def test_who_is_late_with_its_handshake_is_cut_off(tmp_path: Path) -> None:
+    settings = settings_of(make_certificate(tmp_path))
+    async with serving(header_timeout_s=0.1, **settings) as gateway, asyncio.timeout(120):
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.server.http_port)
+        assert await reader.read() == b""
+        page = gateway.server.metrics_page()
+        writer.close()
+
+    assert 'reason="failed handshake"} 1\n' in page
 
 
 def test_without_files_nothing_is_encrypted() -> None:

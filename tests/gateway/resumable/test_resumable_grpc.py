@@ -188,7 +188,7 @@ async def test_errors_before_the_first_response_keep_nothing() -> None:
 async def test_a_stream_that_nobody_comes_back_for_is_stopped() -> None:
     script = Script(tokens=tokens_of(TEXT), stalls_after=2)
     async with serving(script, resume_window_s=0.01) as gateway, stub_of(gateway) as stub:
-        await broken_after(stub, "Generate", 1)
+        await broken_after(stub, "Generate", 2)
         await soon(gateway.dispatcher.stopped)
 
     assert gateway.dispatcher.stops == [2]

@@ -12,7 +12,8 @@ import pytest
 from baton.core.block_views import BlockViews
 from baton.kernels.cpu.library import library
 from baton.kernels.paging.checksum import checksums
-from baton.kernels.paging.receiving import BUFFER_BYTES, Receiving, State, can_receive
+from baton.kernels.paging.piece_stream import State
+from baton.kernels.paging.receiving import BUFFER_BYTES, Receiving, can_receive
 
 HEADER = struct.pack("<QQ", 7, 1234)
 TRAILER = b"behind"

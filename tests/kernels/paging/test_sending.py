@@ -6,13 +6,15 @@ import errno
 import random
 import socket
 import struct
+import threading
 
 import pytest
 
 from baton.core.block_views import BlockViews
 from baton.kernels.cpu.library import library
 from baton.kernels.paging.checksum import checksums
-from baton.kernels.paging.sending import AT_ONCE_BYTES, Sending, State
+from baton.kernels.paging.piece_stream import GivingUp, State
+from baton.kernels.paging.sending import AT_ONCE_BYTES, Sending
 
 HEADER = struct.pack("<QQ", 7, 1234)
 LIMIT_S = 60.0
@@ -44,7 +46,7 @@ def test_what_is_read_is_the_header_the_blocks_and_their_checksums(
     sending = Sending(sources, unit_bytes, HEADER)
     found = b""
 
-    while (state := sending.go_on(ours.fileno(), 0.0)) == State.NOT_YET:
+    while (state := sending.go_on(ours.fileno(), 0.0, GivingUp())) == State.NOT_YET:
         found += theirs.recv(1 << 20)
 
     assert state == State.ALL
@@ -52,7 +54,9 @@ def test_what_is_read_is_the_header_the_blocks_and_their_checksums(
     theirs.setblocking(True)
     while more := theirs.recv(1 << 20):
         found += more
-    assert found == HEADER + b"".join(sources) + checksums(sources, unit_bytes)
+    sums = checksums(sources, unit_bytes)
+    own = checksums([sums], len(sums))
+    assert found == HEADER + b"".join(sources) + sums + own
     theirs.close()
 
 
@@ -61,8 +65,33 @@ def test_it_says_when_the_other_end_has_left() -> None:
     theirs.close()
 
     found = Sending(BlockViews(memoryview(bytes(64)), [0], 64), 64, HEADER).go_on(
-        ours.fileno(), LIMIT_S
+        ours.fileno(), LIMIT_S, GivingUp()
     )
 
     assert found == -errno.EPIPE
     ours.close()
+
+
+def test_what_is_given_up_while_nobody_reads_ends_and_is_not_looked_at_any_more() -> None:
+    size = 4 * AT_ONCE_BYTES
+    memory, giving_up = memoryview(bytearray(size)), GivingUp()
+    ours, theirs = ends()
+    sending, found = Sending(BlockViews(memory, [0], size), 8192, HEADER), list[int]()
+
+    def send() -> None:
+        found.append(sending.go_on(ours.fileno(), LIMIT_S, giving_up))
+        memory[:] = b"\1" * size  # another request's
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    theirs.setblocking(True)
+    assert theirs.recv(len(HEADER)) == HEADER
+    giving_up.set()
+    sender.join(LIMIT_S / 2)
+
+    assert found == [State.GIVEN_UP]
+    assert sending.go_on(ours.fileno(), LIMIT_S, giving_up) == State.GIVEN_UP
+    ours.close()
+    while more := theirs.recv(1 << 20):
+        assert not any(more)
+    theirs.close()

@@ -29,7 +29,9 @@ from baton.kernels.products import int4_weight, int8_weight
 from baton.kernels.products.head_linear import head_linear, pack_heads
 from baton.kernels.products.linear import gated_linear, logits
 from baton.kernels.products.packed_weight import pack
+from baton.kernels.products.vocabulary_screen import VocabularyScreen
 from baton.kernels.products.weight import Weight
+from baton.kernels.sampling.best_token import best_token
 
 LIBRARY = library()
 
@@ -51,6 +53,18 @@ def test_sums_are_in_the_order_of_tiles(width: int) -> None:
     found = logits(x, pack(weight)).numpy()
 
     assert np.array_equal(found, sums_of_tiles(x, weight))
+
+
+@pytest.mark.usefixtures("tiles")
+def test_a_screened_head_gives_the_best_of_logits_by_tiles() -> None:
+    packed = pack(random(4065, 130))
+    for count in (1, 4, 5, 33):
+        x = random(count, 130, seed=count)
+
+        best = VocabularyScreen(packed).best_tokens(x)
+
+        assert best is not None
+        assert best.tokens == best_token(packed.logits(x)).tolist()
 
 
 def test_sums_that_are_made_piece_by_piece_are_as_those_made_at_once(tiles: Tiles) -> None:

@@ -33,7 +33,13 @@ from baton.core.errors import (
     UnknownTransfer,
 )
 from baton.core.ids import new_epoch
-from baton.kv_transfer.handoff.messages import BlockRange, KvPiece, OpenTransfer, Outcome
+from baton.kv_transfer.handoff.messages import (
+    BlockRange,
+    ChecksumsBehind,
+    KvPiece,
+    OpenTransfer,
+    Outcome,
+)
 
 
 @each_transport
@@ -259,6 +265,46 @@ async def test_of_joined_planes_that_came_wrong_just_these_are_sent_again(name: 
         again = tuple(BlockRange(plane, 0, 2) for plane in planes)
         assert [request.only for request in it.transport.opened] == [(), again]
         assert (report.num_asked_again, report.num_duplicates) == (1, 0)
+        await it.on_d.call(it.decode.adopt)
+        assert it.decode.holds_kv()
+        await it.assert_nothing_is_left()
+
+
+def with_damaged_checksums(piece: KvPiece) -> KvPiece:
+    """As one whose checksums come behind its bytes, and were damaged on the way."""
+    return replace(piece, checksums=b"", checksums_behind=ChecksumsBehind(piece.num_checksum_bytes))
+
+
+@pytest.mark.parametrize(
+    ("block_size", "damaged"),
+    [(LAYOUT.block_size, 2), (2 * LAYOUT.block_size, 1)],
+    ids=["of one plane all is there", "blocks are regrouped"],
+)
+async def test_a_piece_whose_checksums_are_damaged_is_asked_for_once_also_where_it_is_split(
+    block_size: int, damaged: int
+) -> None:
+    ours = replace(LAYOUT, num_layers=8)
+    theirs = replace(ours, block_size=block_size)
+
+    def of_one_plane_then_damaged(number: int, piece: KvPiece) -> KvPiece:
+        if number < damaged:
+            return replace(next(piece.by_plane()), release=piece.release)
+        return with_damaged_checksums(piece) if number == damaged else piece
+
+    async with connected(
+        "shm",
+        alter=of_one_plane_then_damaged,
+        layout=ours,
+        decode_layout=theirs,
+        joins_planes=True,
+    ) as it:
+        reservation = await it.grant()
+        await it.compute()
+
+        report = await it.fetch(reservation)
+
+        assert (report.num_asked_again, report.num_reopened) == (1, damaged - 1)
+        assert "damaged on the way: asked for again" in report.notes[0]
         await it.on_d.call(it.decode.adopt)
         assert it.decode.holds_kv()
         await it.assert_nothing_is_left()

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import grpc
@@ -66,6 +67,8 @@ class PreparedSide:
     num_lent: int = 0
     back: list[int] = field(default_factory=list)
     """Pieces given back, in order."""
+    given_up: list[int] = field(default_factory=list)
+    """Pieces that D gets no more of, likewise."""
     num_open: int = 0
 
     async def pieces(self, request: OpenTransfer) -> AsyncGenerator[LentPiece, None]:
@@ -103,6 +106,7 @@ class PreparedSide:
             blocks=(number,),
             checksums=bytes(16),
             give_back=give_back,
+            give_up=partial(self.given_up.append, number),
             is_last=self.tells_last and number == self.num_pieces - 1,
         )
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 from tests.gateway.fleet.known_replicas import make_replica
 
-from baton.core.errors import InvalidConfig, Unavailable
+from baton.core.errors import DeadlineExceeded, InvalidConfig, Unavailable
 from baton.core.ids import Epoch, ReplicaId
 from baton.core.replicas import Membership, Role, StartingReplica
 from baton.platform.cli.runs.deploy import (
@@ -166,7 +166,7 @@ def test_a_controller_that_does_not_answer_in_time_is_told_once_and_ends_nothing
 
     def hang(timeout_s: float) -> None:
         limits.append(timeout_s)
-        raise TimeoutError
+        raise DeadlineExceeded
 
     monkeypatch.setattr(serve, "get_deployment_handle", lambda *_: registry)
     monkeypatch.setattr(applications, "served", hang)

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from baton.gateway.access.config import GatewayConfig
 from baton.platform.cli.main import app
 from baton.platform.cli.options import gateway_options
+from baton.platform.cli.terminal import asking_again
 
 run = CliRunner().invoke
 
@@ -102,6 +103,26 @@ def test_a_drain_that_takes_too_long_goes_on_without_being_watched() -> None:
 
     assert status == 1
     assert "decode-1 still has 1 request after 0.1 s" in lines[-1]
+
+
+def test_an_answer_that_a_busy_gateway_misses_ends_nothing() -> None:
+    busy = (503, {"error": {"message": "decode-1 cannot be told: Deadline Exceeded"}})
+    with gateway(left(2), busy, left(0)) as (url, asked):
+        status, lines = drain(url)
+
+    assert (status, len(asked)) == (0, 3)
+    assert lines[-1] == "decode-1 is draining: nothing is left there"
+
+
+def test_a_gateway_that_answers_no_more_is_not_asked_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(asking_again, "PATIENCE_S", 0.0)
+    with gateway(left(2), (503, {"error": {"message": "it is stopping"}})) as (url, _):
+        status, lines = drain(url)
+
+    assert status == 1
+    assert lines[-1] == "baton drain: it is stopping"
 
 
 def test_the_public_port_is_told_from_that_of_operators() -> None:

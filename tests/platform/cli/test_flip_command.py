@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from baton.core.errors import Unavailable
 from baton.platform.cli.commands import flip as command
 from baton.platform.cli.main import app
 from baton.platform.observe.gateway_pages import GatewayPages
@@ -20,10 +21,11 @@ DRAINS = {"replica": "prefill-1", "is_ready": False, "flip": {"to": "decode", "f
 def flip(
     monkeypatch: pytest.MonkeyPatch,
     role: str,
-    pages: Sequence[tuple[Sequence[Row], Sequence[Row]]],
+    pages: Sequence[tuple[Sequence[Row], Sequence[Row]] | None],
     *options: str,
 ) -> tuple[int, Sequence[str]]:
-    """`pages`: the rows of prefill and of decode, each time status is asked for."""
+    """`pages`: the rows of prefill and of decode, each time status is asked for; None: it is not
+    answered."""
     left = list(pages)
 
     def post(self: GatewayPages, path: str, body: Any) -> Row:
@@ -31,7 +33,9 @@ def flip(
         return {"replica": "prefill-1", "role": role, "num_open": 2}
 
     def get(self: GatewayPages, path: str) -> Row:
-        prefill, decode = left.pop(0) if len(left) > 1 else left[0]
+        if (page := left.pop(0) if len(left) > 1 else left[0]) is None:
+            raise Unavailable("the gateway is busy")
+        prefill, decode = page
         return {"pools": {"prefill": prefill, "decode": decode}}
 
     monkeypatch.setattr(GatewayPages, "post", post)
@@ -48,7 +52,7 @@ def test_it_returns_when_the_replica_takes_requests_in_its_new_role(
 ) -> None:
     served = {"replica": "prefill-1", "is_ready": True}
     unready = {**served, "is_ready": False}
-    pages = [((DRAINS,), ()), ((), ()), ((), (unready,)), ((), (served,))]
+    pages = [((DRAINS,), ()), None, ((), ()), ((), (unready,)), ((), (served,))]
 
     status, lines = flip(monkeypatch, "prefill", pages)
 

@@ -49,11 +49,17 @@ def by_name(starts: tuple[WrongStart, ...]) -> list[object]:
     return [pytest.param(start, id=start.name) for start in starts]
 
 
+def on_free_ports(start: WrongStart, folder: Path) -> list[str]:
+    """The words of a start which finds its ports free, whatever else runs on this machine."""
+    words = ["serve", *start.words(folder)]
+    return words if "-f" in words else [*words, "--port", "0", "--grpc-port", "0"]
+
+
 @pytest.mark.parametrize(
     "start", by_name(tuple(start for start in WRONG_STARTS if not start.needs_model))
 )
 def test_what_files_tell_is_told_at_once(start: WrongStart, tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["serve", *start.words(tmp_path)])
+    result = CliRunner().invoke(app, on_free_ports(start, tmp_path))
 
     assert result.exit_code == 2
     assert start.complaint in result.stderr
@@ -63,10 +69,9 @@ def test_what_files_tell_is_told_at_once(start: WrongStart, tmp_path: Path) -> N
 @pytest.mark.wide
 @pytest.mark.parametrize("start", by_name(WRONG_STARTS))
 def test_ray_is_not_started_for_what_cannot_come_up(start: WrongStart, tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "baton.platform.cli.main", "serve", *start.words(tmp_path)]
-    ports = [] if "-f" in words else ["--port", "0", "--grpc-port", "0"]
+    words = [sys.executable, "-m", "baton.platform.cli.main", *on_free_ports(start, tmp_path)]
 
-    found = subprocess.run([*words, *ports], capture_output=True, text=True, env=os.environ)
+    found = subprocess.run(words, capture_output=True, text=True, env=os.environ)
 
     assert found.returncode == 2
     assert start.complaint in found.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from baton.platform.cluster.registry.remote_registry import RemoteRegistry
 from baton.platform.registry.registry import Registry
 from baton.platform.security.config import SecurityConfig
 from baton.proto import replica_pb2 as pb
+from baton.proto.channels import Channels
 from baton.proto.membership_wire import heartbeat_from_proto, heartbeat_to_proto
 
 PLAIN = SecurityConfig()
@@ -166,6 +168,37 @@ async def test_without_an_answer_heartbeats_go_through_serve_and_the_port_is_tri
     await replica.heartbeat(INFO)
     await again.stop()
     assert len(through_serve.told) == 5
+
+
+async def test_an_address_without_an_answer_is_left_alone_for_longer_each_time_and_forgiven(
+    through_serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, tried = ManualClock(), list[float]()
+    connect = Channels.new
+
+    def new(channels: Channels, *where: Any) -> Any:
+        tried.append(clock())
+        return connect(channels, *where)
+
+    monkeypatch.setattr(Channels, "new", new)
+    replica = remote(through_serve, clock)
+    await replica.heartbeat(INFO)
+    with monkeypatch.context() as patch:
+        patch.setattr(heartbeat_client, "ANSWER_S", -1.0)
+        for _ in range(99):
+            await replica.heartbeat(INFO)
+            clock.advance(1.0)
+    assert [later - one for one, later in pairwise(tried)] == [2, 4, 8, 16, AVOIDED_S, AVOIDED_S]
+
+    clock.advance(AVOIDED_S)
+    for _ in range(2):  # all of it is due, through Serve; then it is answered
+        await replica.heartbeat(INFO)
+    tried.clear()
+    monkeypatch.setattr(heartbeat_client, "ANSWER_S", -1.0)
+    for _ in range(4):
+        await replica.heartbeat(INFO)
+        clock.advance(1.0)
+    assert len(tried) == 1  # by the connection that it had, and 2 s later
 
 
 async def test_of_many_who_are_heard_seldom_one_that_ends_is_missed_all_the_same(

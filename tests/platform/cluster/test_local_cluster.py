@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from baton.core.errors import InvalidConfig
+from baton.platform.cluster import local_cluster
 from baton.platform.cluster.local_cluster import (
+    check_ray_folder,
     num_logical_cpus,
     ray_environment,
     worker_environment,
@@ -41,6 +44,17 @@ def test_what_the_operator_has_set_for_ray_is_left_alone(monkeypatch: pytest.Mon
 
     assert "RAY_worker_niceness" not in environment
     assert environment["RAY_USAGE_STATS_ENABLED"] == "0"
+
+
+def test_a_folder_that_ray_cannot_write_to_is_refused_before_ray_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    check_ray_folder()
+
+    monkeypatch.setattr(local_cluster, "free_for", lambda folder: 3 << 20)
+    with pytest.raises(InvalidConfig, match=r"ray has 3 MiB of disk left.* set RAY_TMPDIR"):
+        check_ray_folder()
 
 
 def test_without_a_home_to_keep_it_in_ray_is_given_a_fresh_token(

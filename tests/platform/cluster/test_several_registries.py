@@ -281,9 +281,9 @@ async def test_one_that_was_away_is_not_waited_for_while_another_would_miss_the_
     assert (first.num_asked, second.num_traffic) == (2, 2)
 
 
-async def test_one_of_several_registries_plans_while_gateways_tell_it_of_traffic(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def planners(monkeypatch: pytest.MonkeyPatch) -> list[Planner]:
+    """What a RegistryActor begins to plan with, where Ray is not needed."""
     planners = list[Planner]()
 
     async def plan(planner: Planner, *_: object) -> None:
@@ -303,21 +303,47 @@ async def test_one_of_several_registries_plans_while_gateways_tell_it_of_traffic
     monkeypatch.setattr(registry_actor, "REPORTS_S", 0.01)
     monkeypatch.setattr(registry_actor, "start_actor_log", lambda *_: None)
     monkeypatch.setattr(traffic_watch, "SILENT_S", 0.05)
+    return planners
+
+
+def one_of_three() -> RegistryActor:
     config = override(DeploymentConfig(), {"registry.replicas": 3, "planner.enabled": True})
     actor = RegistryActor(config, "Registry-1")
     actor._plan(planned(config))
-    report = msgspec.msgpack.encode(TrafficReport(age_s=0.0))
+    return actor
+
+
+REPORT = msgspec.msgpack.encode(TrafficReport(age_s=0.0))
+
+
+async def test_one_of_several_registries_plans_while_gateways_tell_it_of_traffic(
+    planners: list[Planner],
+) -> None:
+    actor = one_of_three()
     assert not planners
 
     def is_number(number: int) -> bool:
         return len(planners) == number
 
     for number in (1, 2):
-        await actor.report_traffic(ONE, report)
+        await actor.report_traffic(ONE, REPORT)
         await until(partial(is_number, number))
         await until(lambda: actor._planner is None)
     actor._plan(None)
-    await actor.report_traffic(ONE, report)
+    await actor.report_traffic(ONE, REPORT)
 
     assert await actor.explain_planner() == {"is_enabled": False}
     assert planners[0] is not planners[1]  # it does not go by what was long ago
+
+
+async def test_a_registry_that_stood_still_hears_the_reports_that_lie_unread_and_plans_on(
+    planners: list[Planner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_heard = [1, 0, 1, 0, 0]
+    monkeypatch.setattr(Planner, "num_heard", property(lambda _: num_heard.pop(0)))
+    actor = one_of_three()
+    await actor.report_traffic(ONE, REPORT)
+    await until(lambda: actor._planner is None)
+
+    assert num_heard == []
+    assert len(planners) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from tests.tiny_checkpoints import make_deepseek_v3, make_llama, make_mixtral
 
@@ -14,6 +15,7 @@ from baton.engine.assemble import assemble_engine
 from baton.engine.checkpoint.load import load_model, read_config
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.speculation.head_drafter import HeadDrafter
+from baton.kernels.products.vocabulary_screen import num_bytes
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.doctor.demand import demand_of, kv_bytes, weight_bytes
 from baton.platform.doctor.node_checks import GIB
@@ -27,6 +29,14 @@ def config(**changes: object) -> DeploymentConfig:
     return override(DeploymentConfig(), paths)
 
 
+def demo_screen() -> int:
+    """The bytes in which an engine of the demo screens greedy tokens."""
+    model = read_config(DEMO)
+    count = num_bytes((model.vocab_size, model.hidden_size), torch.float32)
+    assert count
+    return count
+
+
 def test_every_replica_has_weights_and_kv_of_its_own() -> None:
     three = config(prefill__replicas=2, decode__cache__memory_gib=2.0)
 
@@ -34,7 +44,7 @@ def test_every_replica_has_weights_and_kv_of_its_own() -> None:
 
     assert found.num_replicas == 3
     weights = weight_bytes(three, read_config(DEMO))
-    assert found.memory_bytes == 3 * weights + 2 * GIB + 2 * GIB
+    assert found.memory_bytes == 3 * (weights + demo_screen()) + 2 * GIB + 2 * GIB
 
 
 def test_each_decode_engine_has_the_draft_model_and_its_kv_besides() -> None:
@@ -146,7 +156,8 @@ def test_each_rank_has_a_share_of_the_weights_a_cache_and_threads() -> None:
     of_one, of_two = (demand_of(each, DEMO, is_on_gpu=False) for each in (one, two))
 
     assert of_two.num_threads == 2 * 3 + 1
-    assert of_one.memory_bytes <= of_two.memory_bytes < 1.01 * of_one.memory_bytes  # norms twice
+    alike = of_one.memory_bytes - demo_screen()  # of two ranks neither has all logits
+    assert alike <= of_two.memory_bytes < 1.01 * alike  # norms twice
     sized = override(two, {"decode.cache.num_blocks": None, "decode.cache.memory_gib": 5.0})
     found = demand_of(sized, DEMO, is_on_gpu=False).memory_bytes - of_two.memory_bytes
     assert found == pytest.approx(2 * 5 * GIB, rel=0.02)
@@ -170,7 +181,9 @@ def test_ranks_that_share_prompts_have_all_weights_and_a_cache_each() -> None:
     of_two, of_three = (demand_of(each, DEMO, is_on_gpu=False) for each in (one, three))
 
     assert of_three.num_threads == 3
-    assert 2 * of_three.memory_bytes == 3 * of_two.memory_bytes
+    two_alike = of_two.memory_bytes - 2 * demo_screen()
+    three_alike = of_three.memory_bytes - demo_screen()  # of ranks none has the screen
+    assert 2 * three_alike == 3 * two_alike
 
 
 def test_dummy_weights_take_as_much_memory_as_others() -> None:

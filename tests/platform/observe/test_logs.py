@@ -147,11 +147,27 @@ def test_what_ray_says_is_one_line_with_what_to_do(text: str, line: str) -> None
     assert "\n" not in told
 
 
+def test_a_process_that_died_has_the_name_that_it_had_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    worker_log = WorkerLog(io.StringIO(), "text")
+    node_log = NodeLog(worker_log.names, shows_all=False)
+    info = TextLines("decode-1").format(record(logging.INFO, "a stage"))
+    died = "A worker died or was killed. Worker IP address: 10.0.0.{} Worker port: 3 Worker PID: 7 "
+
+    worker_log({"ip": "10.0.0.1", "pid": 7, "lines": [info, "a library prints"]})
+    node_log({"pid": "raylet", "is_err": False, "lines": [died.format(1), died.format(2)]}, False)
+
+    first, second = caplog.messages
+    assert first.startswith("process 7 (decode-1) died unasked; Serve starts another")
+    assert second.startswith("process 7 died unasked")
+
+
 def test_rays_node_is_heard_once_of_each_thing_and_in_our_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = ManualClock()
-    node_log = NodeLog(shows_all=False, clock=clock)
+    node_log = NodeLog({}, shows_all=False, clock=clock)
 
     for _ in range(3):
         node_log({"pid": "raylet", "is_err": False, "lines": ["Something new. And why."]}, False)

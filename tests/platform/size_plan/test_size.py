@@ -18,7 +18,7 @@ from baton.platform.planner.capacity import Load, Promise
 from baton.platform.size_plan.check import simulated
 from baton.platform.size_plan.efficiency import ON_GPU
 from baton.platform.size_plan.named_shapes import NAMED_SHAPES
-from baton.platform.size_plan.pools import FittingLayout, fitting_layout
+from baton.platform.size_plan.pools import FittingLayout, Refusal, fitting_layout
 from baton.platform.size_plan.question import Question
 from baton.platform.size_plan.served_bits import stored_bits
 from baton.platform.size_plan.size import size
@@ -92,6 +92,33 @@ def test_tables_of_a_model_in_few_bits_stay_wide() -> None:
 
     tables = 2 * 128_256 * 4096 * 2
     assert narrow - tables == (wide - tables) / 2
+
+
+def test_a_matrix_of_latent_attention_counts_once_for_each_form_that_is_kept() -> None:
+    question = asked("deepseek-v3")
+    roomy = replace(question.accelerator, memory_gib=1e5)
+    on_gpu = replace(question, accelerator=roomy)
+    on_cpu = replace(question, accelerator=replace(roomy, name="cpu"))
+    keys_bytes = 2 * question.model.num_layers * 128 * 128 * 512  # both forms look at them
+
+    def weight_bytes(question: Question, **changes: object) -> int:
+        config = configure(None, {"model": question.config.model, **changes})
+        return layout(replace(question, config=config), Mesh()).budget.weight_bytes
+
+    once = weight_bytes(on_gpu)
+    assert weight_bytes(on_gpu, deterministic=True) == once
+    assert weight_bytes(on_cpu, deterministic=True) == once
+    assert weight_bytes(on_cpu) == once + keys_bytes
+
+
+def test_layouts_in_which_sums_have_no_fixed_order_are_refused_where_it_is_asked_for() -> None:
+    question = asked("llama-3.1-8b")
+    config = configure(None, {"model": question.config.model, "deterministic": True})
+
+    refused = fitting_layout(replace(question, config=config), Mesh(tensor=2))
+
+    assert isinstance(refused, Refusal)
+    assert "deterministic is not supported on several GPUs" in refused.reason
 
 
 @pytest.mark.parametrize(

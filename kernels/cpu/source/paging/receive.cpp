@@ -3,17 +3,16 @@
 // The kernel copies into a buffer that stays in the caches; one pass moves the data from there to its place with stores
 // that bypass the caches, as `baton_checksums` does. So a block's memory is written once and not read at all. One call
 // receives a whole piece without the GIL, and without any Python code per block.
-#include <cerrno>
 #include <cstring>
 
 #include <sys/socket.h>
-#include <time.h>
 
 #include "checksum.h"
+#include "piece_stream.h"
 
 // The progress of a piece. Zeroed at the beginning, and kept until the piece is complete.
 struct Receipt {
-  uint8_t header[16];
+  uint8_t header[HEADER_BYTES];
   int64_t num_header_bytes;
   int64_t num_units;
   // Bytes in the buffer, which belong to the next units.
@@ -23,20 +22,12 @@ struct Receipt {
 
 namespace {
 
-enum { ALL = 0, NOT_YET = 1, ENDED = 2, ANOTHER = 3 };
-
-double seconds() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
-}
-
 // Receives until `size` bytes are there; `done` counts them. Returns a negative errno on error.
 int fill(int socket, uint8_t* memory, int64_t size, int64_t& done) {
   if (done == size) return ALL;
   const ssize_t got = recv(socket, memory + done, size_t(size - done), MSG_WAITALL);
   if (!got) return ENDED;
-  if (got < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? NOT_YET : -errno;
+  if (got < 0) return is_passing(errno) ? NOT_YET : -errno;
   done += got;
   return done == size ? ALL : NOT_YET;
 }
@@ -50,10 +41,9 @@ extern "C" int64_t baton_receive(int64_t socket, const Blocks* targets, int64_t 
                                  int64_t unit_bytes, const uint8_t* expected, uint8_t* buffer,
                                  int64_t buffer_bytes, double limit_s, Receipt* receipt,
                                  uint64_t* checksums, uint8_t* trailer, int64_t trailer_bytes) {
-  const int64_t header_bytes = sizeof receipt->header;
-  if (int why = fill(int(socket), receipt->header, header_bytes, receipt->num_header_bytes))
+  if (int why = fill(int(socket), receipt->header, HEADER_BYTES, receipt->num_header_bytes))
     return why;
-  if (memcmp(receipt->header, expected, size_t(header_bytes))) return ANOTHER;
+  if (memcmp(receipt->header, expected, size_t(HEADER_BYTES))) return ANOTHER;
 
   const int64_t num_blocks = targets->num_rows * targets->num_starts;
   const int64_t num_all = num_blocks * num_units, most = buffer_bytes / unit_bytes;

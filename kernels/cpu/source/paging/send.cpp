@@ -1,15 +1,14 @@
 // Sends a piece of KV to a socket from its blocks, and computes the checksums of its units on the way.
 //
 // Units are checksummed in groups right before they are sent, so that the kernel copies them from the core's caches,
-// and memory is read once. The checksums follow the piece. One call sends a whole piece without the GIL, and without
-// any Python code per block.
-#include <cerrno>
-
+// and memory is read once. The checksums follow the piece, and after them a checksum of these checksums, which shows
+// whether they were damaged on the way. One call sends a whole piece without the GIL, and without any Python code per
+// block.
 #include <sys/socket.h>
 #include <sys/uio.h>
-#include <time.h>
 
 #include "checksum.h"
+#include "piece_stream.h"
 
 // The progress of a piece. Zeroed at the beginning, and kept until the piece is sent.
 struct Dispatch {
@@ -21,21 +20,16 @@ struct Dispatch {
 
 namespace {
 
-enum { ALL = 0, NOT_YET = 1 };
-constexpr int64_t HEADER_BYTES = 16;
 constexpr int MAX_PARTS = 1024;  // IOV_MAX of Linux
-
-double seconds() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
-}
+constexpr int64_t WORD_BYTES = sizeof(uint64_t);
 
 struct Piece {
   const Blocks* blocks;
   int64_t num_units, unit_bytes;  // of each block
 
   int64_t num_all() const { return blocks->num_rows * blocks->num_starts * num_units; }
+  // The checksums of all units, and the one of these.
+  int64_t trailer_bytes() const { return WORD_BYTES * (num_all() + 1); }
   uint8_t* unit(int64_t number) const {
     const int64_t block = number / num_units;
     const Cursor at{blocks, block / blocks->num_starts, block % blocks->num_starts};
@@ -79,23 +73,27 @@ void collect(Parts& parts, const Piece& piece, const uint8_t* header, int64_t nu
   if (num_summed < num_all) return;
   const int64_t behind = from - HEADER_BYTES - num_all * piece.unit_bytes;
   const int64_t begin = behind > 0 ? behind : 0;
-  parts.add((const uint8_t*)checksums + begin, num_all * int64_t(sizeof *checksums) - begin);
+  parts.add((const uint8_t*)checksums + begin, piece.trailer_bytes() - begin);
 }
 
 }  // namespace
 
-// Sends a header of 16 bytes, the units of all `sources`, then the checksum of each unit. `at_once` bytes, or one unit,
-// are checksummed before they are sent. NOT_YET: the socket's time limit or `limit_s` is over; call it again with the
-// same `checksums`. A negative number is an errno.
+// Sends a header, the units of all `sources`, the checksum of each, and the checksum of these checksums. `at_once`
+// bytes, or one unit, are checksummed before they are sent. Before each of these steps, and whenever the socket's own
+// time limit is over, `is_given_up` is read, which another thread may set: then no more units are read, and GIVEN_UP is
+// returned. NOT_YET: `limit_s` is over; call it again with the same `checksums`, which have room for one more than there
+// are units. A negative number is an errno.
 extern "C" int64_t baton_send(int64_t socket, const Blocks* sources, int64_t num_units,
                               int64_t unit_bytes, const uint8_t* header, int64_t at_once,
-                              double limit_s, Dispatch* dispatch, uint64_t* checksums) {
+                              double limit_s, const int32_t* is_given_up, Dispatch* dispatch,
+                              uint64_t* checksums) {
   const Piece piece{sources, num_units, unit_bytes};
   const int64_t num_all = piece.num_all();
   const int64_t most = at_once > unit_bytes ? at_once / unit_bytes : 1;
-  const int64_t total = HEADER_BYTES + num_all * (unit_bytes + int64_t(sizeof *checksums));
+  const int64_t total = HEADER_BYTES + num_all * unit_bytes + piece.trailer_bytes();
   const double until = seconds() + limit_s;
   while (dispatch->num_bytes < total) {
+    if (__atomic_load_n(is_given_up, __ATOMIC_RELAXED)) return GIVEN_UP;
     const int64_t summed = dispatch->num_units;
     const bool is_next_due = !summed || dispatch->num_bytes == HEADER_BYTES + summed * unit_bytes;
     if (is_next_due && summed < num_all) {
@@ -103,6 +101,10 @@ extern "C" int64_t baton_send(int64_t socket, const Blocks* sources, int64_t num
       for (int64_t i = summed; i < stop; i++) {
         const uint8_t* next = piece.unit(i + 1 < num_all ? i + 1 : i);
         checksums[i] = checksum(piece.unit(i), nullptr, unit_bytes, next);
+      }
+      if (stop == num_all) {
+        uint8_t* all = (uint8_t*)checksums;
+        checksums[num_all] = checksum(all, nullptr, WORD_BYTES * num_all, all);
       }
       dispatch->num_units = stop;
     }
@@ -112,12 +114,9 @@ extern "C" int64_t baton_send(int64_t socket, const Blocks* sources, int64_t num
     message.msg_iov = parts.parts;
     message.msg_iovlen = size_t(parts.count);
     const ssize_t sent = sendmsg(int(socket), &message, MSG_NOSIGNAL);
-    if (sent < 0)
-      return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? NOT_YET : -errno;
-    dispatch->num_bytes += sent;
-    // A call that did not send everything has waited for the socket's time limit.
-    if (sent < parts.num_bytes || seconds() > until)
-      return dispatch->num_bytes < total ? NOT_YET : ALL;
+    if (sent < 0 && !is_passing(errno)) return -errno;
+    if (sent > 0) dispatch->num_bytes += sent;
+    if (dispatch->num_bytes < total && seconds() > until) return NOT_YET;
   }
   return ALL;
 }

@@ -46,3 +46,41 @@ static inline f32x16 load_padded(const T* x, int64_t at, int64_t width) {
   if (at + 16 <= width) return load(x + at);
   return at < width ? load_part(x + at, width - at) : f32x16{};
 }
+
+typedef int8_t i8x16 __attribute__((vector_size(16)));
+typedef int32_t i32x8 __attribute__((vector_size(32)));
+
+static inline int32_t total(i32x16 v) {
+  i32x8 halves[2];
+  memcpy(halves, &v, sizeof v);
+  const i32x8 both = halves[0] + halves[1];
+  return both[0] + both[1] + both[2] + both[3] + both[4] + both[5] + both[6] + both[7];
+}
+
+// Quantizes a row of x. An infinity or NaN makes the scale NaN, and so all products of the row.
+template <typename T>
+static inline void round_row(const T* x, int64_t width, const Int8Rows& rows, int64_t row) {
+  f32x16 furthest{}, poison{};
+  for (int64_t k = 0; k < width; k += 16) {
+    const f32x16 v = load_padded(x, k, width);
+    furthest = larger(absolute(v), furthest);
+    poison = fma(v, f32x16{}, poison);
+  }
+  const float limit = largest(furthest);
+  const f32x16 inverse = splat(limit > TINY ? 127.0f / limit : 0.0f);
+  int8_t* q = rows.values(row);
+  int32_t* group_offsets = rows.group_offsets(row);
+  int32_t total_of_row = 0;
+  for (int64_t k = 0; k < rows.width; k += GROUP) {
+    const i32x16 low = to_int(load_padded(x, k, width) * inverse);
+    const i32x16 high = to_int(load_padded(x, k + 16, width) * inverse);
+    const i8x16 bytes[2] = {__builtin_convertvector(low, i8x16),
+                            __builtin_convertvector(high, i8x16)};
+    memcpy(q + k, bytes, GROUP);
+    const int32_t total_of_group = total(low + high);
+    group_offsets[k / GROUP] = -8 * total_of_group;
+    total_of_row += total_of_group;
+  }
+  rows.offset(row) = -128 * total_of_row;
+  rows.scale(row) = limit / 127.0f + sum(poison);
+}

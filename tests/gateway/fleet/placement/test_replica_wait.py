@@ -55,6 +55,8 @@ async def test_who_waits_where_replicas_start_for_it_is_told_so_and_served() -> 
         assert dispatcher.traffic().num_for_decode == 1
         await asyncio.sleep(0.15)  # longer than it would wait if nobody started
 
+        # From here on it is no longer awaited, and takes its time to be connected.
+        dispatcher.reconfigure(routing, max_waiting=9, no_replica_grace_s=60, cold_start_s=20)
         await dispatcher.fleet.apply(snapshot(replica.info))
         assert await tokens_of(await waiting) == [7]
     await replica.stop()

@@ -143,7 +143,7 @@ async def test_a_request_that_needs_no_prefill_replica_passes_a_full_line_for_on
         running = await dispatcher.start(generation("short"))
 
         assert dispatcher.num_waiting == len(tasks) - 1
-        assert "3 of 3 tokens uncached: computed locally" in running.receipt.placement
+        assert "3 of 3 tokens uncached, too few" in running.receipt.placement
         await running.stop(0)
         for task in tasks:
             task.cancel()

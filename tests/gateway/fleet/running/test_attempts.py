@@ -194,10 +194,13 @@ async def test_a_request_that_ended_by_itself_is_not_taken_back() -> None:
 async def test_the_time_limit_ends_a_request_whose_replica_says_nothing() -> None:
     replica = ScriptedReplica("d", silent)
     async with dispatching_to(replica) as dispatcher:
-        running = await dispatcher.start(generation(time_left_s=1.0))
+        time_left_s = 0.1
+        while not replica.received:  # a busy machine may not have placed it by then
+            with pytest.raises(DeadlineExceeded) as ended:
+                await tokens_of(await dispatcher.start(generation(time_left_s=time_left_s)))
+            time_left_s *= 2
 
-        with pytest.raises(DeadlineExceeded, match="after 0 tokens"):
-            await tokens_of(running)
+    assert "after 0 tokens" in str(ended.value)
 
 
 async def test_tokens_that_came_in_time_are_delivered_before_the_limit_is_felt() -> None:
@@ -215,11 +218,19 @@ async def test_tokens_that_came_in_time_are_delivered_before_the_limit_is_felt()
 
 
 async def test_the_time_limit_counts_over_all_attempts() -> None:
-    replica = ScriptedReplica("d", breaks_after(1), silent)
-    async with dispatching_to(replica) as dispatcher:
-        running = await dispatcher.start(generation(time_left_s=2.5))
+    clock, replica = ManualClock(), ScriptedReplica("d", breaks_after(1), silent)
+    async with dispatching_to(replica, clock=clock) as dispatcher:
+        running = await dispatcher.start(generation(time_left_s=600.0))
+        assert isinstance(running, RunningRequest)
+        clock.advance(200.0)
+        reading = asyncio.create_task(tokens_of(running))
+        await until(lambda: len(replica.received) == 2)
+        assert running._alarm is not None
+        assert running._alarm.when() <= asyncio.get_running_loop().time() + 400.0
+        running._ring()  # it is over
 
         with pytest.raises(DeadlineExceeded, match="after 1 token"):
-            await tokens_of(running)
+            await reading
 
-        assert [request.attempt for request in replica.received] == [1, 2]
+        told = [(request.attempt, request.time_left_ms) for request in replica.received]
+        assert told == [(1, 600_000), (2, 400_000)]

@@ -21,6 +21,7 @@ from baton.core.ids import RequestId
 from baton.core.messages import GenerateRequest, Pooling, Receipt, TokenUpdate
 from baton.core.sampling import FinishReason, SamplingParams
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
+from baton.gateway.fleet.running.running_request import RunningRequest
 from baton.gateway.requests.generations.generation import Generation, RunningGeneration
 from baton.router.cache.prompt_names import PromptNames
 
@@ -234,10 +235,13 @@ async def test_a_client_that_leaves_while_a_place_is_waited_for_is_forgotten() -
 async def test_a_time_limit_ends_a_request_in_the_move() -> None:
     one, other = on_two(silent)
     async with dispatching_to(one, other) as dispatcher:
-        reader = await begin(dispatcher, time_left_s=1.5)
+        reader = await begin(dispatcher, time_left_s=600.0)
         await until(lambda: len(reader.tokens) == 2)
         other.offer(max_open=4)
         one.drain()
+        await until(lambda: other.received)
+        assert isinstance(reader.running, RunningRequest)
+        reader.running._ring()  # it is over
 
         await reader.task
 

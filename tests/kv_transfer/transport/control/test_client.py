@@ -54,6 +54,7 @@ async def test_every_piece_is_announced_in_order_and_given_back_once_taken() -> 
         assert numbers == list(range(50))
         await it.side.all_back()
         assert it.side.back == list(range(50))
+        assert not it.side.given_up
 
 
 async def test_pieces_may_be_taken_twice_late_and_in_any_order() -> None:
@@ -206,6 +207,7 @@ async def test_a_closed_stream_gives_back_what_the_receiver_still_held() -> None
         await pieces.aclose()
 
         await it.side.all_back()
+        assert {*range(5)} <= {*it.side.given_up}, "who sends them may end"
         for announced in held:
             announced.take()  # too late, and harmless
 

@@ -27,7 +27,11 @@ from baton.core.errors import CorruptPiece, TransferAborted, TransferCut
 from baton.kv_transfer.handoff.lease import ReceiverState
 from baton.kv_transfer.handoff.messages import OpenTransfer
 from baton.kv_transfer.handoff.transport import LentPiece, PackedPiece
-from baton.kv_transfer.layouts.integrity import checksums_of
+from baton.kv_transfer.layouts.integrity import (
+    CHECKSUM_BYTES,
+    checksums_of,
+    with_own_checksum,
+)
 from baton.kv_transfer.transport.control import client
 from baton.kv_transfer.transport.control.wire import open_to_proto
 from baton.kv_transfer.transport.lent import SECRET_BYTES, Loan, Loans
@@ -127,6 +131,31 @@ async def test_a_receiver_that_reads_nothing_does_not_keep_what_is_wanted_back(
 
     assert await asyncio.to_thread(back.wait, 60)
     served.close()
+    ours.close()
+
+
+@pytest.mark.parametrize("unit_bytes", [0, 8192], ids=["summed up before", "as it is sent"])
+async def test_a_piece_that_is_given_up_while_it_is_sent_is_back_at_once_and_not_read_any_more(
+    monkeypatch: pytest.MonkeyPatch, unit_bytes: int
+) -> None:
+    monkeypatch.setattr(serving, "SLICE_S", 3600.0)
+    monkeypatch.setattr(serving, "seconds_for", lambda num_bytes: 3600.0)
+    back, loans, size = threading.Event(), Loans(), 64 << 20
+    ours, theirs = pair()
+    memory, of_another_request = memoryview(bytearray(size)), b"\1" * size
+    views = BlockViews(memory, range(0, size, 1 << 20), 1 << 20)
+    loan, lent = loans.lend(replace(a_piece(back.set), views=views, unit_bytes=unit_bytes))
+    ServedConnection(theirs, loans, lambda _: None)
+    ours.sendall(ticket_of(loan).ask)
+    assert len(await asyncio.to_thread(ours.recv, HEADER.size)) == HEADER.size
+
+    lent.give_up()
+    lent.give_back()
+
+    assert await asyncio.to_thread(back.wait, 60)
+    memory[:] = of_another_request
+    while more := await asyncio.to_thread(ours.recv, 1 << 20):
+        assert not any(more)
     ours.close()
 
 
@@ -316,20 +345,20 @@ async def test_blocks_of_a_lease_that_ends_while_its_sender_stalls_are_free_at_o
 
 
 class Striking:
-    """Strikes what P sends of its first piece: header, units and their checksums."""
+    """Strikes what P sends of its first piece, or of another: header, units, their checksums."""
 
-    def __init__(self, strike: Callable[[bytearray, int], None]) -> None:
+    def __init__(self, strike: Callable[[bytearray, int], None], number: int = 1) -> None:
         self._strike = strike
-        self._has_struck = False
+        self._num_before = number
 
     def send(self, connection: ServedConnection, loan: Loan) -> bool:
         piece = loan.piece
         data = b"".join(piece.views)
-        sums = checksums_of(piece.views, piece.unit_bytes)
+        sums = with_own_checksum(checksums_of(piece.views, piece.unit_bytes))
         message = bytearray(HEADER.pack(loan.number, len(data) + len(sums)) + data + sums)
-        if not self._has_struck:
+        self._num_before -= 1
+        if not self._num_before:
             self._strike(message, HEADER.size + len(data))
-            self._has_struck = True
         connection._socket.sendall(message)
         return len(message) == HEADER.size + len(data) + len(sums)
 
@@ -348,6 +377,17 @@ def flip_a_checksum(message: bytearray, end: int) -> None:
     message[end] ^= 1
 
 
+def flip_the_checksum_of_checksums(message: bytearray, end: int) -> None:
+    message[-1] ^= 1
+
+
+def sum_up_other_bytes(message: bytearray, end: int) -> None:
+    """As if they had changed where they lie, before they were summed up."""
+    other = bytearray(message[end:-CHECKSUM_BYTES])
+    other[0] ^= 1
+    message[end:] = with_own_checksum(bytes(other))
+
+
 def cut_within_the_checksums(message: bytearray, end: int) -> None:
     flip_a_byte(message, end)  # it must not be taken for right
     del message[end + 3 :]
@@ -356,7 +396,12 @@ def cut_within_the_checksums(message: bytearray, end: int) -> None:
 @pytest.mark.usefixtures("reading")
 @pytest.mark.parametrize(
     ("strike", "num_asked_again", "num_reopened"),
-    [(flip_a_byte, 1, 0), (cut_within_the_checksums, 0, 1)],
+    [
+        (flip_a_byte, 1, 0),
+        (flip_a_checksum, 1, 0),
+        (flip_the_checksum_of_checksums, 1, 0),
+        (cut_within_the_checksums, 0, 1),
+    ],
 )
 async def test_a_piece_that_its_checksums_do_not_prove_is_asked_for_again(
     monkeypatch: pytest.MonkeyPatch,
@@ -383,7 +428,7 @@ async def test_a_piece_that_its_checksums_do_not_prove_is_asked_for_again(
 async def test_a_piece_that_comes_again_with_another_checksum_is_not_trusted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    striking = Striking(flip_a_checksum)
+    striking = Striking(sum_up_other_bytes)
     monkeypatch.setattr(ServedConnection, "_send_summed", lambda *at: striking.send(*at))
     async with connected("tcp") as it:
         reservation = await it.grant()
