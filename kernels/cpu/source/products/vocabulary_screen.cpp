@@ -60,7 +60,7 @@ void round_columns(const RoundHeadArgs<T>& args, int64_t panel, int64_t column) 
     for (int64_t i = 0; i < 4; i++) {
       const f32x16 w = k + i < args.width ? weights_at(weight, k + i, column) : splat(0);
       const f32x16 q = nearest(w * inverse), kept = scale * q, error = fma(-scale, q, w);
-      four |= (to_int(q) + 128 & 255) << int32_t(8 * i);
+      four |= ((to_int(q) + 128) & 255) << int32_t(8 * i);
       errors = fma(error, error, errors);
       lengths = fma(kept, kept, lengths);
     }
@@ -195,10 +195,10 @@ struct FineProduct {
   const uint8_t* weights = coarse.weights;
   int64_t panel_bytes = coarse.panel_bytes;
 
-  void multiply(Asking asking, Span rows, int64_t panel, const uint8_t* next, float* sums) const {
+  void multiply(PrefetchLines lines, Span rows, int64_t panel, const uint8_t* next, float* sums) const {
     alignas(64) float more[FINE_ROWS * PANEL];
-    coarse.multiply(asking, rows, panel, next, sums);
-    fine.multiply(Asking::NONE, rows, panel, next, more);
+    coarse.multiply(lines, rows, panel, next, sums);
+    fine.multiply(PrefetchLines::NONE, rows, panel, next, more);
     for (int64_t i = 0; i < (rows.end - rows.begin) * PANEL; i++) sums[i] += more[i];
   }
 };
