@@ -60,7 +60,7 @@ class SparseLatentAttention(LatentAttention):
         q_latent = head_linear(q[..., : self.shape.nope_dim], weights.absorb)  # [T, N, L]
         scale = self.kind.scoring.scale_of(self.shape.query_dim)
         attended = chosen_attention(
-            q_latent, q_rope, latents, chosen, scale, is_fixed=weights.is_fixed
+            q_latent, q_rope, latents, chosen, scale, is_batch_invariant=weights.is_batch_invariant
         )
         out: Tensor = self.out(head_linear(attended, weights.values).flatten(1))
         return out, chosen
