@@ -57,7 +57,8 @@ def merge_splits(
         WIDTH=width, COLUMNS=triton.next_power_of_2(width), SPLIT=split,
         HAS_SINKS=rules.sinks is not None, HAS_WINDOW=rules.window is not None,
         IS_CHUNKED=rules.is_chunked, NUM_FIRST=rules.num_first,
-        AT_ONCE=MERGED_AT_ONCE[is_batch_invariant], DONE_AT=DONE_AT[is_batch_invariant], BY_TOKEN=by_token, num_warps=4,
+        AT_ONCE=MERGED_AT_ONCE[is_batch_invariant], DONE_AT=DONE_AT[is_batch_invariant],
+        BY_TOKEN=by_token, num_warps=4,
     )  # fmt: skip
 
 
