@@ -38,7 +38,7 @@ class LatentConfig:
     query_rank: int | None
     """Width of the queries' latent; None: queries are projected from x directly."""
     is_interleaved: bool
-    """Neighbours rotate together; see kernels/cache_write/latent_write.py."""
+    """Whether adjacent dimensions rotate together; see kernels/cache_write/latent_write.py."""
     has_bias: bool
     """Whether both latent projections and the output have biases."""
 
@@ -78,8 +78,8 @@ class LatentHeads(nn.Module):
         return self.weight.nbytes
 
     def num_prepared(self, *, is_batch_invariant: bool = False) -> int:
-        """Numbers of the prepared weight on a CPU, where each form of attention has its own U_k;
-        `is_batch_invariant`: it has one form. On a GPU as many as then."""
+        """Numbers in the prepared weight. On a CPU each form of attention has its own U_k, unless
+        `is_batch_invariant`, which leaves one form; so does a GPU."""
         shape = self.shape
         num_forms = 1 if is_batch_invariant or self.is_always_absorbed else 2
         rows = num_forms * shape.nope_dim + shape.value_dim
@@ -87,7 +87,7 @@ class LatentHeads(nn.Module):
 
     def prepared(self, weight: Tensor, *, is_batch_invariant: bool = False) -> LatentWeights:
         """The loaded weight in the form for this device; may keep a reference to it.
-        `is_batch_invariant`: attention gives a token the same bits in any pass."""
+        `is_batch_invariant`: results must not depend on the batch."""
         return LatentWeights.of(
             weight,
             self.shape,

@@ -3,10 +3,10 @@
     score[n, s] = scale (q_latent[n] . latent[s] + q_rope[n] . rope[s])         s among the chosen
     out[n]      = sum over s of softmax(score[n])[s] latent[s]                                [N, L]
 
-The arena is that of mla_attention.py; choose_tokens.py beside it says which tokens, by their slots.
-If all visible tokens are chosen, the result equals mla_attention's; on a CPU to the bit.
+The arena is that of mla_attention.py; the tokens are chosen in choose_tokens.py, by their slots. If
+all visible tokens are chosen, the result equals that of mla_attention, on a CPU bit by bit.
 
-T new tokens, N heads, L width of the latent, R of the part that turns, K tokens that are chosen.
+T new tokens, N heads, L width of the latent, R of the rotated part, K tokens that are chosen.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class QuantizedArena:
         return dequantize(self._items(found).view(self.dtype), self._scales(found)).to(dtype)
 
     def clear_tail(self, block: int, num_used: int) -> None:
-        """Zero the slots of one block behind its first `num_used` tokens."""
+        """Zero the slots of one block after its first `num_used` tokens."""
         self._items(self.units[block])[..., num_used:, :] = 0
         self._scales(self.units[block])[..., num_used:] = 0
 

@@ -105,7 +105,7 @@ CHECKPOINT = {
     "norm.weight": ("model.norm.weight",),
     "head.weight": ("lm_head.weight",),
 }
-"""All weights; a model has those that its configuration gives it: biases and a head are options."""
+"""All weights; biases and a head are optional."""
 
 LLAMA = Family(
     description="Llama 2, 3 and 3.x: grouped-query attention, SwiGLU",
