@@ -99,7 +99,7 @@ class DeviceRows:
         return summed_up(uploaded(torch.tensor(blocks), self.device))
 
     def _write(self, prepare: Callable[[], list[DeviceWrite]]) -> None:
-        """What is prepared has its rows by plane and block."""
+        """`prepare` returns writes with rows by plane and block."""
 
         def scatter(prepared: list[DeviceWrite]) -> None:
             for each in prepared:

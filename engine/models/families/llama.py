@@ -49,7 +49,8 @@ def parse_windowed(
 
 
 HeadNorms = Callable[[ModelConfig, LayerConfig], Callable[[], RmsNorm] | None]
-"""What makes the norms over each head of the queries and keys of a layer, if it has any."""
+"""Returns a factory of the norms over each head of a layer's queries and keys; None without such
+norms."""
 
 
 def no_head_norms(config: ModelConfig, layer: LayerConfig) -> None:
