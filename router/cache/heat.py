@@ -39,7 +39,7 @@ class Charge(NamedTuple):
     """Tokens of one prompt, each weighed by how much of its computing is charged to the prompt."""
 
     ends: Sequence[int]
-    """Where a stretch of equal weight ends, in tokens: the first is 0, the last the prompt's."""
+    """Ends of ranges of equal weight, in tokens: the first is 0, the last the prompt's length."""
     sums: Sequence[float]
     """Weighed tokens before each end."""
 

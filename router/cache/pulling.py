@@ -32,7 +32,7 @@ MIN_MEASURED_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullRates:
-    """What fetching and computing cost, as far as it is known."""
+    """Measured costs of fetching and of computing KV."""
 
     is_enabled: bool = True
     min_tokens: int = 64
@@ -119,7 +119,7 @@ class RateMeter:
         return SpeedCoefficients(tokens_per_s=self.rates.tokens_per_s)
 
     def prefill_s(self, num_tokens: int, num_cached: int) -> float:
-        """What any replica takes, until it says how fast it is (`candidate.Speed`)."""
+        """Seconds of any replica, until it reports its own speed (`candidate.Speed`)."""
         return max(num_tokens - num_cached, 1) / self.rates.tokens_per_s
 
     def hear(

@@ -182,7 +182,7 @@ def test_costs_over_columns_are_those_of_the_plain_formula(
             name = "asks" if number == at == 0 else f"{number}-{at}"
             for turn in range(num_turns):
                 at_s, begins = NOW - 20 + 4 * turn + at, turn == 0
-                table.all.columns.ongoing.goes_on(name, one, 0.5 + at, at_s, begins=begins)
+                table.all.columns.ongoing.add_turn(name, one, 0.5 + at, at_s, begins=begins)
     prompt = replace(prompt, session="asks")
     for _ in range(NUM_BEGUN):
         policy.placed(prompt, Candidate("first", SPEEDS[0]))

@@ -63,11 +63,11 @@ def lose_patience_after_a_fault(
 @contextmanager
 def stuck_in_a_pass(fleet: Fleet, replica_id: str) -> Iterator[None]:
     """Its engine's thread hangs as by a kernel that never ends; its event loop answers."""
-    runner, goes_on = fleet.engines[ReplicaId(replica_id)].runner, threading.Event()
+    runner, may_proceed = fleet.engines[ReplicaId(replica_id)].runner, threading.Event()
     forward = runner.forward
 
     def hang(*args: Any, **options: Any) -> Any:
-        goes_on.wait(100)
+        may_proceed.wait(100)
         return forward(*args, **options)
 
     runner.forward = hang  # type: ignore[method-assign]
@@ -75,7 +75,7 @@ def stuck_in_a_pass(fleet: Fleet, replica_id: str) -> Iterator[None]:
         yield
     finally:
         runner.forward = forward  # type: ignore[method-assign]
-        goes_on.set()
+        may_proceed.set()
 
 
 def let_layers_leave_together(fleet: Fleet) -> None:

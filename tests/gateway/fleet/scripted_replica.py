@@ -97,9 +97,9 @@ class ScriptedReplica(DecodeServicer, PartialReplica):
         """What it says of itself with each frame."""
         self._outgoing: asyncio.Queue[Step] = asyncio.Queue()
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
-        self.goes_on = asyncio.Event()
+        self.may_proceed = asyncio.Event()
         """While it is not set the replica stands still: nobody is answered."""
-        self.goes_on.set()
+        self.may_proceed.set()
         add_DecodeServicer_to_server(self, self._server)
         add_ReplicaServicer_to_server(self, self._server)
 
@@ -138,7 +138,7 @@ class ScriptedReplica(DecodeServicer, PartialReplica):
         request: pb.PingRequest,
         context: grpc.aio.ServicerContext[pb.PingRequest, pb.PingReply],
     ) -> pb.PingReply:
-        await self.goes_on.wait()
+        await self.may_proceed.wait()
         return pb.PingReply()
 
     def say(self, step: Step) -> None:
