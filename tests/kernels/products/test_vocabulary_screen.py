@@ -75,7 +75,7 @@ def test_bounds_hold_for_every_logit_and_are_not_idle(dtype: torch.dtype) -> Non
     x[2] *= 1e-20
     x[3] *= 1e10
     q, scales = int8_rows.reference(x)
-    weight[320:326] = (x - scales * q).sign()  # eight bits render them, and leave out most of them
+    weight[320:326] = (x - scales * q).sign()  # meets all that 8 bits of x leave out
     packed = pack(weight)
     head = cpu.bounded(packed, 4)
     exact = of_panels(x.double() @ weight.double().T)
