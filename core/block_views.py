@@ -1,16 +1,17 @@
-"""Blocks that lie in one memory, as views of each, or as where each begins.
+"""Blocks of memory, as views or as the addresses of their beginnings.
 
     memory  ......[ size ]..........[ size ]..[ size ]....
-            starts^                 ^         ^             in any order; of each row alike,
-                                                            behind where the row begins
+            starts^                 ^         ^             in any order; the same in each row,
+                                                            relative to where the row begins
 
-Blocks of a plane are a row; the same blocks of several planes, several rows. Views are made when
-somebody looks; compiled code takes the memory, rows and starts as they are: nothing is a step of
-Python for each block of each plane.
-Blocks that are still on their way (`ArrivingBlocks`) lie nowhere yet: who knows where they belong
-has them written there. Blocks whose heads lie with several ranks (`DividedBlocks`) are in pieces,
-of which each can be shown where it lies.
-Blocks of a device (`DeviceBlocks`) stay there unless somebody looks.
+The blocks of a plane are a row; the same blocks of several planes are several rows. Views are made
+only on access; compiled code takes memory, rows and starts directly, so that no Python code runs
+per block and plane.
+
+Blocks that are still being received (`ArrivingBlocks`) have no memory yet: code that knows their
+destination has them written there. Blocks whose heads are on several ranks (`DividedBlocks`) are in
+pieces, each of which can be viewed in place. Blocks of a device (`DeviceBlocks`) stay there unless
+they are accessed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class BlockViews(Sequence[memoryview]):
                 raise IndexError(f"blocks of {size} bytes beyond the {memory.nbytes} there are")
         self.memory = memory
         self.starts = starts
-        """Where blocks begin, counted from where their row does."""
+        """Offsets of blocks from the beginning of their row."""
         self.size = size
         self.rows = rows
 
@@ -65,7 +66,7 @@ class BlockViews(Sequence[memoryview]):
         return len(self) * self.size
 
     def all_starts(self) -> list[int]:
-        """Where each of the blocks begins, counted from the beginning of the memory."""
+        """Offsets of all blocks from the beginning of the memory."""
         return [row + start for row in self.rows for start in self.starts]
 
     def part(self, offset: int, size: int) -> BlockViews:
@@ -79,8 +80,8 @@ class BlockViews(Sequence[memoryview]):
 
 
 class ArrivingBlocks(Sequence[memoryview]):
-    """Blocks that are yet to be read from somewhere: into where they belong, or, if somebody looks
-    at them before, into memory of their own. Both may wait, and may raise what `read` raises."""
+    """Blocks that are yet to be read from a source: to their destination or, if they are accessed
+    before, to memory of their own. Both may wait, and may raise what `read` raises."""
 
     def __init__(
         self,

@@ -1,10 +1,11 @@
-"""Faults on purpose: drawn from a seed, at named points where things cross a process.
+"""Fault injection: faults are drawn from a seed, at named points where data crosses a process
+boundary.
 
     rules, seed --> Chaos --draw(point)--> a rule whose fault is due, or None
-                      ^ set(): a live system can be told other rules
+                      ^ set(): changes the rules of a live system
 
-Each rule draws from a stream of its own, named by seed, process, and place in the list: what one
-point sees does not depend on how often others were passed. Off unless rules are set.
+Each rule has a random stream of its own, named by seed, process, and position in the list, so that
+the faults of one point do not depend on how often others were passed. Off unless rules are set.
 """
 
 from __future__ import annotations

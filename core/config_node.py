@@ -1,4 +1,4 @@
-"""What every part of the configuration tree is made of."""
+"""The base class of all parts of the configuration tree."""
 
 from __future__ import annotations
 

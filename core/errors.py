@@ -115,7 +115,7 @@ class RateLimited(Overloaded):
 
 
 class StorageFull(Overloaded):
-    """What clients let Baton keep takes all the room it may take."""
+    """Data stored for clients takes all of the permitted space."""
 
 
 class Unavailable(BatonError):
@@ -127,7 +127,7 @@ class StreamMoved(Unavailable):
 
 
 class StorageUnavailable(Unavailable):
-    """What is kept cannot be read or written now."""
+    """Stored data cannot be read or written now."""
 
 
 class DeadlineExceeded(BatonError):

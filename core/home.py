@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def home() -> Path:
-    """HOME, else what the system knows of the user, else `/`: there what cannot be written is told
-    with its remedy, as in any other folder."""
+    """HOME, else the user's home folder according to the system, else `/`, where writing fails with
+    an error that names the remedy, as in any other folder."""
     if given := os.environ.get("HOME"):
         return Path(given)
     try:

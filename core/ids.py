@@ -6,7 +6,7 @@ import secrets
 from typing import NewType
 
 RequestId = NewType("RequestId", str)
-"""What a client asked for, once. Stays the same over retries and continuations."""
+"""Id of a client's request. It stays the same over retries and continuations."""
 
 TransferId = NewType("TransferId", str)
 """One attempt to hand one prompt's KV from one replica to another."""

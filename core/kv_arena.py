@@ -17,22 +17,22 @@ from baton.core.rank_memory import Introduction, OwnRows, RankLine, WatchedRows,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArenaShare:
-    """What one rank keeps of each block, in some consecutive planes."""
+    """The part of each block that one rank stores, in consecutive planes."""
 
     first_plane: int
     planes: Sequence[Any]
     """Torch tensors [blocks][...], contiguous, as this process has them."""
     block_bytes: tuple[int, ...]
-    """What the rank keeps of one block; by plane."""
+    """Bytes of one block that the rank stores; by plane."""
     starts: tuple[int, ...]
-    """Where that begins in a block of the whole; by plane."""
+    """Their offset in a block of the whole cache; by plane."""
     fd: int | None
     """The anonymous file that holds its planes, as `KvArena.fd`."""
     introduction: bytes = b""
-    """How others reach this memory, as the rank says whose process registered it
-    (`RegisteredMemory`); empty: this process has to register it."""
+    """How other processes reach this memory, given by the rank that registered it
+    (`RegisteredMemory`); empty: this process must register it."""
     line: RankLine | None = None
-    """By which this process asks the rank to see to its own memory; None: it sees to it itself."""
+    """The connection to ask the rank to process its own memory; None: this process does it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,8 @@ class KvArena:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of a block lies in one place, to be read by whoever reaches it."""
+        """Whether all bytes of a block are in one place, where any process with access can read
+        them."""
         return bool(self.planes)
 
 

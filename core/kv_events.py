@@ -1,11 +1,11 @@
-"""What a replica says of its prefix cache, so that others know which prompts it need not compute.
+"""Events about a replica's prefix cache, from which others know which prompts it need not compute.
 
-    snapshot (all names there are)  ->  events 1, 2, 3 ...  ->  snapshot again, after a gap
+    snapshot (all present names)  ->  events 1, 2, 3 ...  ->  snapshot again, after a gap
 
-Events are numbered from 1 without gaps within one incarnation of a replica. A snapshot stands for
-all events before `first_sequence`: whoever has it needs the event of that number next. It is read
-part by part while the cache changes, so it may have in it what later events did, too. To hear those
-again does no harm: after the last of them each name is stored or not, as its own last event says.
+Events are numbered from 1 without gaps within one incarnation of a replica. A snapshot replaces all
+events before `first_sequence`: the next event needed after it has that number. It is read part by
+part while the cache changes, so it may already include the effect of later events. Applying those
+again is harmless: after the last of them each name is stored or not, as its own last event says.
 """
 
 from __future__ import annotations

@@ -1,31 +1,31 @@
-"""How a replica stores KV: enough to place every byte of every block.
+"""The layout of a replica's KV: enough to locate every byte of every block.
 
     arena of one layer:  [blocks][KV heads][2][block size][head dim]        K, then V
-    or, of latents:      [blocks][1]       [1][block size][latent width]    both at once
+    or, for latents:     [blocks][1]       [1][block size][latent width]    both at once
 
-K and V of one (block, head) are contiguous: the *unit*, which a checksum covers and which a
-tensor-parallel slice takes whole. Where items are quantized, their scales follow within the unit:
+K and V of one (block, head) are contiguous: the *unit*, which a checksum covers, and which a
+tensor-parallel rank stores as a whole. If items are quantized, their scales follow within the unit:
 
     items [2][block size][head dim], scales [2][block size] float32, zeros up to 64 bytes
     of int4:  items, scales of K [head dim], zeros of K [head dim], scales of V [block size],
               zeros of V [block size] float16, zeros up to 64 bytes
 
-Latent attention (DeepSeek) keeps one vector a token, which all heads make their keys and values of:
-the compressed part, and behind it the part that turns. It cannot be split into heads, so each
-tensor-parallel rank holds all of it, and any sender serves any receiver.
+Latent attention (DeepSeek) stores one vector per token, from which all heads derive their keys and
+values: the compressed part, followed by the rotated part. It cannot be split into heads, so each
+tensor-parallel rank stores all of it, and any sender serves any receiver.
 
-Some layers may keep more of a token than that: keys of an index, say (DeepSeek V3.2). What they
-keep of one kind is a *side cache*. A block of the one block table has bytes in each *plane*: that
-of a layer's KV, and those of its side caches behind it,
+Some layers may store more per token: keys of an index, say (DeepSeek V3.2). Each kind of such data
+is a *side cache*. A block has bytes in each *plane*: the KV of a layer, and its side caches after
+it,
 
     planes   KV of layer 0 | its side cache | KV of layer 1 | KV of layer 2 | its side cache ...
 
-and a plane is laid out as the KV of a model of one layer is, which has vectors of its own. Whoever
-moves blocks walks over planes and need not know what they are.
+and a plane has the layout of the KV of a model with one layer, with its own vectors. Code that
+moves blocks iterates over planes, and need not know what they are.
 
-Behind all of them there may be one plane more, of what a head that drafts reads of each token: the
-*features*. They are optional. Of two layouts that differ in them alone the KV is handed over, and
-the features are not: a row of zeros says that there are none of this token.
+The last plane may hold the *features* of each token, which a draft head reads. They are optional.
+Between two layouts that differ in them only, KV can be handed over, but features cannot: a row of
+zeros means that there are none for this token.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ QUANTIZED = frozenset(("int8", "fp8"))
 """One scale for each token and head, of K and of V: item * scale is what was stored. `fp8` is e4m3,
 torch.float8_e4m3fn."""
 INT4 = "int4"
-"""A block is quantised to 4 bits once it is full: keys have a scale and a zero for each item of the
-head, values for each token, in float16 (kernels/paging/int4_block.py). Tokens behind the last full
-block are in the cache of whoever computes them, and nowhere else."""
+"""A block is quantized to 4 bits once it is full: keys have a scale and a zero for each dimension
+of the head, values for each token, in float16 (kernels/paging/int4_block.py). Tokens after the last
+full block are stored only by the replica that computes them."""
 INT4_STEP_BYTES = 2
 WIDE = tuple(dtype for dtype in ITEM_BYTES if dtype not in QUANTIZED)
-"""What models compute in, and keep as it is."""
+"""Dtypes in which models compute, and which are stored unquantized."""
 SCALE_BYTES = 4
 UNIT_ALIGNMENT = 64
 """Bytes; of units with scales. Others are as long as their items."""
@@ -51,9 +51,9 @@ UNIT_ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideCache:
-    """One vector for each token that some layers keep beside their KV.
+    """One vector per token that some layers store in addition to their KV.
 
-    All heads share it, so each tensor-parallel rank holds all of it.
+    All heads share it, so each tensor-parallel rank stores all of it.
     """
 
     name: str
@@ -79,7 +79,8 @@ OUTPUTS = "outputs of the model"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftFeatures:
-    """One vector for each token that a head drafts by (MTP, EAGLE), beside the KV of all layers."""
+    """One vector per token that a draft head reads (MTP, EAGLE), in addition to the KV of all
+    layers."""
 
     kind: str
     """Equal only for equal vectors, of one model."""
@@ -113,7 +114,8 @@ class KvLayout:
     num_vectors: int = 2
     """Vectors of a token and head: a key and a value, or 1, a latent that is both."""
     side_caches: tuple[SideCache, ...] = ()
-    """What layers keep beside that. The sizes above, and below up to a block, do not count it."""
+    """Data that layers store in addition. The sizes above, and below up to a block, do not include
+    it."""
     features: DraftFeatures | None = None
     """The last plane; None: there is none."""
 
@@ -141,7 +143,7 @@ class KvLayout:
         return hash(tuple(getattr(self, each.name) for each in fields(self)))
 
     def __getstate__(self) -> dict[str, object]:
-        """What was found out stays behind: strings have another hash in each process."""
+        """Cached properties are not pickled, as strings have other hashes in other processes."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @property

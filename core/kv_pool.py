@@ -1,7 +1,7 @@
-"""What the transfer of KV may ask of the pool of blocks.
+"""The interface of the pool of blocks for KV transfers.
 
-The pool belongs to the engine's thread: every method here is called on it, except that a view
-taken by `view` may be read elsewhere for as long as its holder keeps its references.
+The pool belongs to the engine's thread: every method is called on it, except that a view returned
+by `view` may be read elsewhere for as long as its holder keeps its references.
 
 Each reference to a block has exactly one holder. A block may have several references (a shared
 prefix), and is free to be reused when it has none.
@@ -142,7 +142,7 @@ class NameFollower(Protocol):
         """A block of this name is full and computed, perhaps one more of several."""
 
     def invalidated(self, name: bytes) -> None:
-        """What was computed under this name is wrong: whoever has a copy must drop it."""
+        """The KV computed under this name is wrong: copies must be dropped."""
 
 
 class KvPool(Protocol):
@@ -179,7 +179,7 @@ class KvPool(Protocol):
         """
 
     def follow(self, follower: NameFollower) -> None:
-        """From now on `follower`, and nobody else, hears of names."""
+        """Set the only follower of names."""
 
     def commit(self, holder: Holder, tokens: Sequence[int], num_computed: int, salt: bytes) -> None:
         """Name the blocks of `holder` filled by the first `num_computed` of its `tokens`.

@@ -1,4 +1,4 @@
-"""What the gateway, prefill and decode processes say to each other.
+"""Messages between the gateway, prefill and decode processes.
 
 Every message is frozen: once sent, it belongs to the receiver. `baton.proto`'s `*_wire` modules
 write them as protobuf.
@@ -25,7 +25,8 @@ from baton.core.tracing import NO_CONTEXT, TraceContext
 
 
 class Pooling(StrEnum):
-    """How a prompt becomes one vector. Hidden states: after the last norm, before the head."""
+    """How the hidden states of a prompt, after the last norm and before the head, become one
+    vector."""
 
     MEAN = "mean"
     """The mean of the hidden states of all tokens."""
@@ -117,7 +118,7 @@ class PrefillRequest:
     trace: TraceContext = NO_CONTEXT
     """The span of the call."""
     wants_progress: bool = False
-    """Whether `PrefillProgress` is to be told."""
+    """Whether to send `PrefillProgress`."""
     joins_progress: bool = False
     """Whether a grant that comes at once may stand for the progress before it."""
     time_left_ms: int
@@ -145,7 +146,7 @@ class PrefillGranted:
     head_runs: tuple[range, ...] = ()
     """See `KvPool.head_runs`, of the sender."""
     tells_progress: bool = False
-    """Whether progress is told from now on, if wanted; older replicas say so by telling it."""
+    """Whether progress is reported from now on, if wanted; older replicas just report it."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.num_cached < self.num_tokens:
@@ -205,9 +206,10 @@ class PullOffered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """What a request used. Times are milliseconds; tokens are counted, never estimated.
+    """The resources that a request used. Times are milliseconds; tokens are counted, never
+    estimated.
 
-    On the wire from D it covers one attempt; the gateway adds attempts up.
+    From D it covers one attempt; the gateway adds up attempts.
     """
 
     decode_replica: str = ""
@@ -240,7 +242,7 @@ class Receipt:
     decode_ms: float = 0.0
     """From the first token to the last."""
     notes: tuple[str, ...] = ()
-    """What did not go as planned: a refused or lost prefill, a corrupt piece, another attempt."""
+    """Unplanned events: a refused or lost prefill, a corrupt piece, another attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,7 +256,7 @@ class TokenUpdate:
     attempt: int
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
-    """As many as tokens when asked for, else none."""
+    """One per token if requested, else none."""
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     """Prompt logprobs, in the first update when asked for: one for each prompt token but the
     first."""

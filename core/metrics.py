@@ -1,10 +1,10 @@
-"""Numbers for Prometheus: counted where things happen, written as text when somebody asks.
+"""Metrics for Prometheus: counted where things happen, written as text when requested.
 
-    Counter, Histogram    what counts them, by labels
+    Counter, Histogram    values by labels
     Family                one metric as it is written
-    exposition            families as text (format 0.0.4), with labels that all of them have
+    exposition            families as text (format 0.0.4), with common labels
 
-Each process has its own: who scrapes all of them adds up nothing twice.
+Each process has its own metrics, so scraping all processes counts nothing twice.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Sample(NamedTuple):
     labels: Mapping[str, str]
     value: float
     suffix: str = ""
-    """What follows the name of the family: `_bucket`."""
+    """Appended to the name of the family: `_bucket`."""
 
 
 class Family(NamedTuple):

@@ -1,6 +1,7 @@
-"""A `bytes` object that is filled right after it was made, before anybody else knows of it.
+"""Creates a `bytes` object that is filled right after creation, before any other code has a
+reference.
 
-What wants `bytes`, as gRPC does, need not be given a copy of memory that was put together before.
+It saves a copy where an interface, such as gRPC's, takes only `bytes`.
 """
 
 from __future__ import annotations

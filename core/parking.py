@@ -1,6 +1,6 @@
-"""How a parked stream is named, found and asked for when its gateway is gone.
+"""Names and keys of parked streams, with which they are found when their gateway is gone.
 
-A decode replica keeps what a gateway gave it, and hands it to whoever has the same key.
+A decode replica keeps what a gateway stored, and hands it to a caller with the same key.
 """
 
 from __future__ import annotations

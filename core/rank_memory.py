@@ -1,6 +1,6 @@
-"""What a lead and its ranks agree on about the memory that each rank keeps itself.
+"""The protocol between a lead and its ranks about the memory that each rank processes itself.
 
-    lead    RankLine.ask("checksums", ...) ---->  a rank: sums up its own blocks   OwnRows
+    lead    RankLine.ask("checksums", ...) ---->  a rank: checksums its own blocks OwnRows
             RankLine.ask("read", ...) --------->          reads from a peer        Introduction
             RankLine.ask("write_rows", ...) --->          verifies and writes      OwnRows
 
@@ -51,11 +51,11 @@ class RankLine(Protocol):
 
 
 class WriteWatch:
-    """Since when a rank writes to its own blocks. For any thread.
+    """The time since when a rank has been writing to its own blocks. Thread-safe.
 
     A rank whose device hangs may write at any time until its process ends, so its blocks cannot be
-    anybody else's before. That is why such a rank counts as gone after a while, although its
-    process answers.
+    given to anyone before. Therefore such a rank counts as gone after a while, although its process
+    answers.
     """
 
     def __init__(self, clock: Clock = monotonic) -> None:
@@ -99,7 +99,7 @@ class WatchedRows:
 
 
 Answer: TypeAlias = Callable[..., Coroutine[Any, Any, Any]]
-"""How a rank answers one kind of question; on the event loop of its line."""
+"""The rank's handler of one kind of question; runs on the event loop of its connection."""
 
 
 class Introduction(NamedTuple):
@@ -113,7 +113,7 @@ class Introduction(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankPart:
-    """What one rank has read of a piece."""
+    """The part of a piece that one rank has read."""
 
     rank: int
     """Its number among the shares of the lead's arena."""

@@ -1,4 +1,4 @@
-"""What replicas say of themselves: to the registry, and to the gateways that send to them."""
+"""What replicas report about themselves to the registry, and to the gateways that use them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def counts_by_role(counts: Mapping[Role, int]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaAddress:
-    """Where a replica's gRPC server listens, and which incarnation of it is meant."""
+    """The address of a replica's gRPC server, and the expected incarnation."""
 
     replica_id: ReplicaId
     epoch: Epoch
@@ -85,8 +85,8 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaInfo:
-    """What a replica registers about itself. But for its readiness, and whether it is to change its
-    role, constant for an incarnation; in another role it is another incarnation."""
+    """What a replica registers about itself. It is constant for an incarnation, except for
+    readiness and a pending change of role; in another role it is another incarnation."""
 
     replica_id: ReplicaId
     epoch: Epoch
@@ -103,7 +103,7 @@ class ReplicaInfo:
     max_chunk: int
     """Tokens of one prompt in one pass, at most."""
     model: str = ""
-    """What its tokens are those of. While a deployment is updated there may be two."""
+    """Identifies its model. During an update of a deployment there may be two."""
     is_ready: bool = True
     is_flipped: bool = False
     """It was started in the other role."""
@@ -122,9 +122,9 @@ class StartingReplica:
     replica_id: ReplicaId
     role: Role
     stage: str
-    """What it does: `loading weights`."""
+    """What it is doing: `loading weights`."""
     fraction: float | None = None
-    """How much of that is done, where it can be told."""
+    """The completed fraction, if known."""
     failure: str = ""
     """Why it gave up; then it ends."""
     is_final: bool = False
@@ -161,7 +161,7 @@ class ReportIntervals:
 
     beat_s: float = HEARTBEAT_S
     whole_s: float = 10 * HEARTBEAT_S
-    """How often all of it is to be told all the same, through Serve."""
+    """Interval at which everything is reported through Serve, even without changes."""
 
     @staticmethod
     def of(num_replicas: int) -> ReportIntervals:
@@ -200,10 +200,10 @@ class Membership:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipUpdate:
-    """Registry -> gateway: what its view has become since a version that the gateway has.
+    """Registry -> gateway: the registry's view since a version that the gateway has.
 
-    May be lost, or come twice. It says how things are, not how they changed, so whoever has any
-    version from `since` on can take it.
+    It may be lost, or arrive twice. It has states, not changes, so it can be applied to any version
+    from `since` on.
     """
 
     incarnation: Epoch
@@ -223,4 +223,4 @@ class MembershipUpdate:
     left: tuple[Epoch, ...]
     """The replicas in `gone` that said farewell."""
     address: str = ""
-    """Where the registry's own port listens; empty: nowhere."""
+    """Address of the registry's own port; empty: none."""

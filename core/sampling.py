@@ -1,4 +1,4 @@
-"""How tokens are drawn, what an output must be, and what is told of each token."""
+"""Sampling parameters, constraints on outputs, and the information returned per token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class GrammarKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an output must be: a sentence of this language, then an end-of-sequence token."""
+    """A constraint on an output: a sentence of this language, then an end-of-sequence token."""
 
     kind: GrammarKind
     source: str

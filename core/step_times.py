@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 
 class StepWork(NamedTuple):
-    """What one step computes, or several do together."""
+    """The work of one step, or of several together."""
 
     num_tokens: int = 0
     num_pairs: int = 0

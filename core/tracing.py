@@ -1,12 +1,12 @@
-"""Spans of requests, for whoever has them collected: one a phase, in whatever process it happens.
+"""Spans of requests for tracing: one per phase, in the process where it happens.
 
     call -> generate -> attempt -> decode -> ask for prefill -> prefill -> queue, compute
                           |          `- transfer
                           `- place
-            a further attempt is a span beside the first, and links to it
+            a further attempt is a sibling span, with a link to the first
 
-Between processes a span is named by its context, as the W3C has it. Where nothing is collected
-there is `NO_TRACES`, whose spans cost a call that does nothing.
+Between processes a span is named by its W3C trace context. Without a collector, `NO_TRACES` is
+used, whose spans cost an empty call.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class TraceContext(NamedTuple):
     traceparent: str = ""
     """Empty: nothing is collected."""
     tracestate: str = ""
-    """What tracing systems on the way have to tell each other: handed on as it came."""
+    """W3C trace state of other tracing systems: passed on unchanged."""
 
     @property
     def trace_id(self) -> str:
@@ -41,11 +41,11 @@ NO_CONTEXT = TraceContext()
 class Span(Protocol):
     @property
     def context(self) -> TraceContext:
-        """What a child in another process is told."""
+        """The context for a child span in another process."""
 
     @property
     def is_recording(self) -> bool:
-        """Whether anybody will read its attributes."""
+        """Whether its attributes will be read."""
 
     def child(
         self,
@@ -139,11 +139,11 @@ NO_TRACES: Tracer = _NoTraces()
 
 
 class TracedCall(NamedTuple):
-    """What the generations of one call of a client are told of it."""
+    """The tracing context that the generations of one client call share."""
 
     span: Span = NO_SPAN
     operation: str = ""
-    """As OpenTelemetry's conventions for generative AI name it: `chat`."""
+    """Name by OpenTelemetry's conventions for generative AI: `chat`."""
 
 
 UNTRACED = TracedCall()

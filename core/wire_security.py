@@ -1,8 +1,9 @@
-"""What secures the connections between our own processes. Nothing set: plain text, anybody may ask.
+"""Security of the connections between Baton's own processes. Default: plain text without
+authentication.
 
-certificate + key    this process proves who it is, to those who connect and to those it calls
-authority            only a server with a certificate of this authority is spoken to
-clients checked      and only a client with one is served (mutual TLS)
+certificate + key    prove this process's identity, to its clients and to the servers it calls
+authority            only servers with a certificate of this authority are called
+clients checked      and only clients with one are served (mutual TLS)
 tokens               every call carries the first; a call with none of them is refused
 """
 
@@ -37,7 +38,8 @@ class WireSecurity:
         return bool(self.certificate_pem)
 
     def now(self) -> WireSecurity:
-        """What it has become since, for certificates expire; the same object if it has not."""
+        """The present security, as certificates are renewed; the same object if nothing has
+        changed."""
         return self if self.renew is None else self.renew()
 
     def may_carry_kv(self, transport: str) -> bool:

@@ -115,7 +115,8 @@ class Generating:
         return self.request
 
     def give_out(self, update: TokenUpdate, now: float, replica_id: str) -> TokenUpdate:
-        """Count `update` as told to the gateway; with a receipt if there is news for it."""
+        """Count `update` as sent to the gateway; with a receipt if there is new information for
+        it."""
         is_first = self.first_token_at is None
         if is_first:
             self.first_token_at = now

@@ -1,11 +1,11 @@
-"""How a request gets into the engine of a decode replica.
+"""Brings requests into the engine of a decode replica.
 
     embedding, prompt logprobs --------------------------> computed here: P sends neither
     it runs elsewhere, and is to move here --------------> its KV is pulled, adopted
     else, from the first prefill replica that can -------> handed off, adopted
           none can, or none was named -------------------> computed here, after the prefix that is
-                                                           cached, here or at another replica, or
-                                                           on its way for another request
+                                                           cached here or at another replica, or
+                                                           being received for another request
 
 A grammar is compiled meanwhile; the request joins the engine when it is ready. Equal prompts never
 wait for the grammar of one that is computed here.

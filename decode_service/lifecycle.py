@@ -139,7 +139,7 @@ class Lifecycle:
         self.end(generating, num_delivered=len(generating.output))
 
     def take_stream(self, wanted: TakeStream) -> ParkedStream | None:
-        """As far as it has come. If it runs here, and can go on at another gateway, it ends."""
+        """The stream so far. If it runs here, and can continue at another gateway, it ends here."""
         for generating in self.open:
             if wanted.is_for(generating.message.parking):
                 if as_parked(generating, self._replica_id) is None and not wanted.is_end:
@@ -157,7 +157,7 @@ class Lifecycle:
         self.end(generating, num_delivered=0)
 
     def cancel(self, generating: Generating, num_delivered: int, *, is_finished: bool) -> None:
-        """Nobody wants more of it; if it is finished, somebody may want some of it again."""
+        """No further tokens are wanted; if it is finished, some of them may be requested again."""
         if is_finished:
             self._park(generating)
         elif generating.message.parking is not None:

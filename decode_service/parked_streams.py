@@ -51,7 +51,8 @@ class ParkedStreams:
         self.forget_old(now)
 
     def get(self, wanted: TakeStream, now: float) -> ParkedStream | None:
-        """None also for somebody else's. What nobody wants more of is given out once."""
+        """None also for a stream of another client. A stream is forgotten once it is asked for the
+        last time."""
         self.forget_old(now)
         _, found = self._parked.get(wanted.stream_id, (now, None))
         if found is None or not wanted.is_for(found.request.parking):

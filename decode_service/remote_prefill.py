@@ -145,7 +145,8 @@ class RemotePrefill:
             raise Unavailable(f"{peer.replica_id} sent a first token that cannot be: {done.token}")
 
     def _left(self, transfer_id: TransferId, done: PrefillDone) -> Callable[[], MissingKv]:
-        """What has not come, now that all is computed; from now on what has come is kept."""
+        """The missing KV, now that everything is computed; KV that has arrived is kept from now
+        on."""
         try:
             filling = self.receiver.filling(transfer_id)
         except TransferError:  # it has failed already, as whoever awaits it hears
@@ -163,8 +164,8 @@ class RemotePrefill:
     async def _end_call(
         self, events: PrefillEvents, fetching: asyncio.Task[TransferReport] | None
     ) -> None:
-        """Cut the call to P, unless the KV is here: of that P hears soon, and ends the call. The
-        request may be over by then, and so may its task."""
+        """Cut the call to P, unless the KV is here: then P soon learns of that, and ends the call.
+        The request, and its task, may be over by then."""
         if fetching is None:
             await events.aclose()
             return
@@ -251,7 +252,7 @@ class RemotePrefill:
     async def _note_kept(
         self, generating: Generating, transfer_id: TransferId, opened_at: float
     ) -> None:
-        """Behind its release: what had come by then is not computed again."""
+        """Runs after its release: KV that had arrived by then is not computed again."""
         if generating.prefill is not None:
             generating.lost_ms = (self.clock() - opened_at) * 1e3
         with suppress(BatonError):  # nothing is kept of an engine that has died
@@ -274,7 +275,7 @@ def _is_sealed(fetching: asyncio.Task[TransferReport]) -> bool:
 
 
 def _check_granted(granted: PrefillGranted, request: PrefillRequest, peer: ReplicaAddress) -> None:
-    """What was granted is what was asked for, by the incarnation that was asked."""
+    """Check that the grant matches the request, and comes from the requested incarnation."""
     num_tokens = len(request.prompt) + len(request.output)
     is_asked_for = (granted.transfer_id, granted.sender_epoch, granted.num_tokens) == (
         request.transfer_id,
@@ -302,7 +303,8 @@ def _end_span(span: Span, fetching: asyncio.Task[TransferReport]) -> None:
 
 
 def _failure(fetching: asyncio.Task[TransferReport] | None) -> BaseException | None:
-    """What ended the transfer, if it has failed: P, told of it, then ended its call early."""
+    """The error that ended the transfer, if it has failed: P was notified, and then ended its call
+    early."""
     if fetching is None or not fetching.done() or fetching.cancelled():
         return None
     return fetching.exception()

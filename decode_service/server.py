@@ -61,7 +61,7 @@ class DecodeGrpc(DecodeServicer):
                     continue  # a newer gateway's frame: nothing we know how to do
 
     def _generate(self, session: GatewaySession, message: pb.GenerateRequest) -> None:
-        """What a newer gateway asks for and we do not know fails that request, not the stream."""
+        """An unknown option of a newer gateway fails that request, not the stream."""
         try:
             request = generate_from_proto(message)
         except InvalidRequest as error:

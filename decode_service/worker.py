@@ -116,7 +116,7 @@ class DecodeWorker:
         await self.remote_prefill.calls.close()
         await self.core.stop()
 
-    # What a gateway may ask.
+    # Calls of gateways.
 
     def open_session(self, gateway_epoch: Epoch) -> GatewaySession:
         """Raises Unavailable once the engine died or was stopped: all that came could only fail."""
@@ -182,14 +182,14 @@ class DecodeWorker:
         """See `Lifecycle.take_stream`."""
         return self.requests.take_stream(wanted)
 
-    # What other replicas may ask.
+    # Calls of other replicas.
 
     def pull(self, request: PullRequest) -> AsyncGenerator[PullOffered, None]:
         """See `baton.kv_transfer.pulling.peer.PullService`."""
         self.core.check_open()
         return self.departures.pull(request)
 
-    # What operators may ask.
+    # Calls of operators.
 
     def capacity(self) -> Capacity:
         # Read from the engine's thread: may be ahead of us.

@@ -37,7 +37,7 @@ from baton.kernels.products.vocabulary_screen import screen_of
 
 
 class ModelOptions(TypedDict, total=False):
-    """What the configuration says of a model; see `load_model`."""
+    """The configuration of a model; see `load_model`."""
 
     dtype: str
     device: str
@@ -109,7 +109,7 @@ def _load(
 
 
 def _load_join(config: EngineConfig, loaded: LoadedModel, device: str) -> FeatureJoin | None:
-    """What joins features that are kept for heads elsewhere, if these join anything."""
+    """The projection of features that are kept for heads elsewhere, if these need one."""
     elsewhere = config.keeps_features_for
     if elsewhere is None or not elsewhere.model:
         return None
@@ -119,11 +119,11 @@ def _load_join(config: EngineConfig, loaded: LoadedModel, device: str) -> Featur
 def load_draft(
     config: SpeculationConfig, folder: Path, loaded: LoadedModel, device: str
 ) -> Drafting | None:
-    """What drafts for the model that was read from `folder`, to compute in its dtype: the heads or
-    the small model that `config` names; None if it needs neither.
+    """The drafting model or heads that `config` names, for the model that was read from `folder`,
+    in its dtype; None if the method needs neither.
 
-    Whatever it is, an engine's lead has all of it. Raises CheckpointError, and InvalidConfig for a
-    head that ranks cannot show what it reads.
+    An engine's lead holds all of it. Raises CheckpointError, and InvalidConfig for a head whose
+    inputs ranks cannot provide.
     """
     match config.method:
         case "mtp":
@@ -140,7 +140,7 @@ def load_draft(
 
 
 def find_device(device: str) -> str:
-    """What `auto` means here."""
+    """The device for `auto`."""
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return device

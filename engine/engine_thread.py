@@ -113,8 +113,8 @@ class EngineThread:
         return self._awaited(function, self._express)
 
     def post(self, function: Callable[[], None]) -> None:
-        """See `OwnerThread.post`. Dropped once the thread has ended: who goes on with its pool
-        looks through it first."""
+        """See `OwnerThread.post`. Dropped once the thread has ended: whoever takes over its pool
+        checks the pool first."""
         self._hand_in(_Command(function, lambda refusal: None), self._mailbox)
 
     def tell(self, function: Callable[[], None]) -> None:

@@ -1,11 +1,11 @@
-"""What a replica tells those who follow its prefix cache.
+"""Publishes the changes of a replica's prefix cache to its followers.
 
     engine thread   blocks named, evicted ... --publish, once a step--> KvEventLog
-    event loop      watch(): snapshot, then what happened since, as fast as the follower takes it
+    event loop      watch(): snapshot, then later events, as fast as the follower takes them
 
-A follower that is slow gets more events at once; one that is too slow, a new snapshot. The engine
-does not wait while one is taken: it is read on the event loop, a stretch of blocks at a time, and
-what changes meanwhile is among the events that follow it.
+A slow follower gets more events at a time; one that is too slow gets a new snapshot. The engine
+does not wait for snapshots: they are read on the event loop, a group of blocks at a time, and
+changes made meanwhile are among the events that follow.
 """
 
 from __future__ import annotations

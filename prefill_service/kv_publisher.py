@@ -1,13 +1,13 @@
 """Offers the KV of prompts to decode replicas, and publishes it while the engine computes it.
 
     begin         the engine has the prompt, and its transfer is offered
-    on_scheduled  its turn has come: it is granted, and what the cache has of it is published
+    on_scheduled  it runs for the first time: it is granted, and its cached KV is published
     on_layer      layers are published, several at a time; the last ones are withheld
-    on_step       the first token is there. Once that has left, `show` publishes the last layers
+    on_step       the first token is known. Once it was sent, `show` publishes the last layers
     abandon       the call has ended
 
-Belongs to the engine's thread, and tells the event loop what happens: `prompts` and `on_report` are
-the loop's.
+Belongs to the engine's thread, and notifies the event loop: `prompts` and `on_report` belong to the
+loop.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from baton.kv_transfer.sending.sender import Sender
 from baton.prefill_service.open_prompts import OpenPrompts
 
 PROGRESS_S = 0.25
-"""How often callers that wait for a first token are told that the engine advances."""
+"""Interval of progress reports to callers that wait for a first token."""
 
 
 class KvPublisher:

@@ -59,7 +59,7 @@ class Lending:
         self._credits.join(session)
 
     def leave(self, session: PrefillSession) -> None:
-        """What it was lent is back. Safe to repeat."""
+        """All that was lent to it is returned. Idempotent."""
         if session not in self._sessions:
             return
         session.close()

@@ -59,8 +59,8 @@ class OpenPrompts:
     def admit(self, message: PrefillRequest) -> OpenPrompt:
         """Raises Overloaded when too much is queued, InvalidRequest for a transfer that exists.
 
-        A prompt with nothing before it is not too much, however long it is: somebody has to compute
-        it, and where it is decoded it would hold up more.
+        A prompt that would be first in the queue is always admitted, however long it is: some
+        replica must compute it, and at a decode replica it would delay more.
         """
         num_tokens, num_queued = len(message.prompt) + len(message.output), self.num_queued_tokens
         is_alone = not num_queued and self.max_queued_tokens > 0

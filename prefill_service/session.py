@@ -1,4 +1,4 @@
-"""One gateway's stream, seen from the prefill replica: the capacity that it has yet to be told."""
+"""One gateway's stream, on the prefill replica: the capacity that has yet to be reported to it."""
 
 from __future__ import annotations
 

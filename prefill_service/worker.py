@@ -40,8 +40,8 @@ from baton.prefill_service.session import PrefillSession
 from baton.replica_core.replica_core import ReplicaCore, RoleHooks
 
 ENTER_S = 0.002
-"""For so long nothing is told of a prompt, unless its turn comes: an engine that is idle begins
-undisturbed, and what it says then is enough."""
+"""For this long nothing is reported of a prompt unless it is scheduled: an idle engine starts
+undisturbed, and its own report is enough."""
 
 
 class PrefillWorker:
@@ -185,8 +185,8 @@ class PrefillWorker:
         return self.core.metrics()
 
     async def _enter(self, prompt: OpenPrompt) -> None:
-        """Bring a prompt into the engine, with the KV that others have of it. Its events are told
-        meanwhile: an engine that hangs never takes it in."""
+        """Bring a prompt into the engine, with KV from other replicas. Its events are reported
+        meanwhile, because an engine that hangs never accepts it."""
         message = prompt.message
         try:
             grammar = message.sampling.grammar

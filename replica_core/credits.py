@@ -50,7 +50,7 @@ class _Borrower:
     told: list[Credit] = field(default_factory=list)
     """The confirmed credit, and those sent since; the last is the current one."""
     told_at: list[float] = field(default_factory=list)
-    """When each of them was told."""
+    """The time at which each of them was reported."""
 
     def want(self, used: int, now: float) -> int:
         want = used + self.demand
@@ -80,7 +80,7 @@ class Credits(Generic[B]):
         self._num_words = 0
         """Heard so far: a change of anything but of what is used."""
         self._asked: object = None
-        """What `lend` was asked last, and what it answered then."""
+        """The last arguments of `lend`, and its answer."""
         self._lent: dict[B, Credit] = {}
         self._lent_at = float("-inf")
 

@@ -43,7 +43,8 @@ STOP_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleHooks:
-    """What differs between the roles. But for `on_tick`, all is called on the engine's thread."""
+    """The differences between the roles. All hooks except `on_tick` are called on the engine's
+    thread."""
 
     on_tick: Callable[[], None]
     """Called periodically on the event loop, with or without steps."""
@@ -61,11 +62,12 @@ class RoleHooks:
 
 @dataclass(slots=True)
 class TokenLedger:
-    """Where every sampled token went: per incarnation, sampled = delivered + discarded + in flight.
+    """Accounts for every sampled token: per incarnation, sampled = delivered + discarded + in
+    flight.
 
-    A token is *delivered* when it has been passed on towards the client, *discarded* when nobody
-    wanted it any more (cancelled, behind a stop string, fenced by a higher attempt). When a replica
-    is idle nothing is in flight, and the books must balance.
+    A token is *delivered* when it has been passed on towards the client, *discarded* when it is not
+    wanted any more (cancelled, after a stop string, fenced by a higher attempt). When a replica is
+    idle nothing is in flight, and the books must balance.
     """
 
     sampled: int = 0
@@ -222,7 +224,7 @@ class ReplicaCore:
         }
 
     def families(self) -> Iterator[Family]:
-        """Metric families, beside the metrics that are single numbers."""
+        """Metric families, in addition to single numbers."""
         pool, num_leased = self.engine.pool, self.kv.num_leased_blocks
         num_free = pool.supply.num_free
         num_cached = max(0, pool.num_available - num_free)

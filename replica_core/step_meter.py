@@ -38,7 +38,7 @@ class ExpertWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """What a step costs by what is in it; nothing of a model that is not known."""
+    """The cost of a step by its content; 0 for an unknown model."""
 
     token_flops: float = 0.0
     request_flops: float = 0.0

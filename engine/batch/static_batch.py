@@ -127,7 +127,7 @@ class _Words:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Turn:
-    """A turn of a decoding that lies in the batch."""
+    """A turn of a decoding that is in the batch."""
 
     decoding: Decoding
     number: int

@@ -22,7 +22,7 @@ class RowsOnDevice(OwnRows, Protocol):
     `baton.engine.ranks.ranked_rows.RankedRows`."""
 
     def takes(self, rows: Any) -> bool:
-        """Whether `write_rows` takes rows that lie where these do."""
+        """Whether `write_rows` accepts rows with this location."""
 
 
 class BlockBytes(Protocol):

@@ -63,7 +63,7 @@ def fix_order(model: Decoder) -> None:
     model.latent = None
     for part in model.modules():
         if isinstance(part, Experts):
-            part.is_fixed = True
+            part.is_batch_invariant = True
 
 
 def _check_latents_on_cpus(config: ModelConfig, dtype: torch.dtype) -> None:

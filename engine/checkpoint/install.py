@@ -26,8 +26,8 @@ from baton.kernels.experts import quantized_experts as quantized_experts
 from baton.kernels.experts.moe import ExpertWeight
 from baton.kernels.latent_attention.latent_heads import LatentWeights
 from baton.kernels.products import int4_weight, int8_weight
-from baton.kernels.products.fixed_weight import FixedWeight
-from baton.kernels.products.head_linear import FixedHeads, PackedHeads
+from baton.kernels.products.batch_invariant_weight import BatchInvariantWeight
+from baton.kernels.products.head_linear import BatchInvariantHeads, PackedHeads
 from baton.kernels.products.packed_weight import can_pack, pack
 from baton.kernels.products.quantized_weight import QuantizedWeight, to_int4, to_int8
 from baton.kernels.products.weight import Weight
@@ -51,26 +51,26 @@ def install(
     device: str,
     quantize: str = "none",
     *,
-    is_fixed: bool = False,
+    is_batch_invariant: bool = False,
 ) -> None:
-    """Make a copy of `tensor` the weight or bias called `target`. `is_fixed` prepares it for
-    products whose rows do not depend on the rest of the batch (`deterministic`). Raises
+    """Make a copy of `tensor` the weight or bias called `target`. `is_batch_invariant` prepares it
+    for products whose rows do not depend on the rest of the batch (`deterministic`). Raises
     InvalidConfig if the tensor cannot be quantized."""
     prefix, _, name = target.rpartition(".")
     module = model.get_submodule(prefix)
     if isinstance(module, HashRouter) and name in module.integer_names:
         module.check(target, tensor)
-    kept: Weight | LatentWeights | PackedHeads | FixedHeads
+    kept: Weight | LatentWeights | PackedHeads | BatchInvariantHeads
     if isinstance(module, LatentHeads):
-        kept = module.prepared(tensor.to(device, copy=True), is_fixed=is_fixed)
+        kept = module.prepared(tensor.to(device, copy=True), is_batch_invariant=is_batch_invariant)
     elif isinstance(module, GroupedLinear):
         kept = module.prepared(tensor.to(device, copy=True))
     elif quantize not in AS_STORED and name == "weight" and may_be_rounded(module):
         kept = _rounded(module, target, tensor, device, quantize)
         if isinstance(kept, QuantizedWeight):
-            kept = replace(kept, is_fixed=is_fixed)
+            kept = replace(kept, is_batch_invariant=is_batch_invariant)
     else:
-        kept = _keep(module, name, tensor, device, is_fixed=is_fixed)
+        kept = _keep(module, name, tensor, device, is_batch_invariant=is_batch_invariant)
     delattr(module, name)
     setattr(module, name, nn.Parameter(kept, False) if isinstance(kept, Tensor) else kept)
 
@@ -182,12 +182,16 @@ def _quantized_for_gpu(target: str, tensor: Tensor, device: str, way: str) -> Qu
         raise InvalidConfig(f"quantize {way!r}: {target}: {error}; set quantize to int8") from error
 
 
-def _keep(module: nn.Module, name: str, tensor: Tensor, device: str, *, is_fixed: bool) -> Weight:
+def _keep(
+    module: nn.Module, name: str, tensor: Tensor, device: str, *, is_batch_invariant: bool
+) -> Weight:
     if device == "cpu" and name == "weight" and can_pack(tensor) and _is_multiplied(module):
         return pack(tensor, is_gated=isinstance(module, Linear) and module.is_gated)
     kept = tensor.to(device, copy=True, memory_format=torch.contiguous_format)
     is_matrix = name == "weight" and _is_multiplied(module)
-    return FixedWeight(kept) if is_fixed and device != "cpu" and is_matrix else kept
+    return (
+        BatchInvariantWeight(kept) if is_batch_invariant and device != "cpu" and is_matrix else kept
+    )
 
 
 def may_be_rounded(module: nn.Module) -> bool:

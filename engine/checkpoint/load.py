@@ -153,7 +153,12 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
     own_entries = {p.source: entries[p.source] for p in placements}
     reading = CheckpointReader(config.heads, placements, own_entries, progress, cutter)
     installer = QuantizedInstaller(
-        placements, own_entries, getattr(torch, wanted), device, quantize, is_fixed=deterministic
+        placements,
+        own_entries,
+        getattr(torch, wanted),
+        device,
+        quantize,
+        is_batch_invariant=deterministic,
     )
     for (target, slot), found in groupby(placements, lambda each: (each.target, each.slot)):
         sources = list(found)
@@ -163,7 +168,7 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
             continue
         with reading.assembled(sources, dtype_of(model, target, wanted)) as tensor:
             if slot is None:
-                install(model, target, tensor, device, quantize, is_fixed=deterministic)
+                install(model, target, tensor, device, quantize, is_batch_invariant=deterministic)
             else:
                 install_expert(model, target, slot, tensor, device, quantize)
     installer.report()

@@ -44,7 +44,7 @@ def prepared_bytes(
             num_experts, num_rows, width = parameter.shape
             total += num_experts * SIZES[quantize](num_rows, width, is_gated=name == GATE_UP)
         elif isinstance(module, LatentHeads):
-            num_prepared = module.num_prepared(is_fixed=is_once)
+            num_prepared = module.num_prepared(is_batch_invariant=is_once)
             total += num_prepared * dtype_of(model, target, dtype).itemsize
         else:
             total += parameter.numel() * dtype_of(model, target, dtype).itemsize

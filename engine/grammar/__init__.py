@@ -1,1 +1,1 @@
-"""What an output must be: grammars, their matchers and their limits."""
+"""Constraints on outputs: grammars, their matchers and their limits."""

@@ -1,4 +1,4 @@
-"""Compiles the grammars of a service's requests in threads beside its event loop.
+"""Compiles the grammars of a service's requests in threads, off its event loop.
 
     begin(grammar) --a thread--> at the grammar's start --after(output)--> ready for the engine
 

@@ -198,7 +198,8 @@ class CompressedAttention(nn.Module):
         arena: Tensor | LayerArenas,
         sequences: Sequences,
     ) -> Entries | None:
-        """What x gives is written to."""
+        """Write the entries of x to the cache; returns the entries to attend to, if the layer has
+        any."""
         if self.compressor is None or self.side_cache is None:
             return None
         assert isinstance(arena, LayerArenas), "a layer that compresses has rows to do it in"

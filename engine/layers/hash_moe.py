@@ -1,6 +1,6 @@
 """Experts chosen by token id (DeepSeek V4's first layers), with routing weights by a router.
 
-    experts[t] = table[token of t]            shares by the router's scores of those, as elsewhere
+    experts[t] = table[token of t]            shares by the router's scores, as in other layers
 
 The load of these layers depends only on the frequencies of tokens.
 """

@@ -1,8 +1,8 @@
 """Hyper-connections as layers; kernels/residual/hyper_connections.py has the maths and the symbols.
 
     x, post, comb = HyperConnection(streams)        before attention, or a feed-forward
-    streams = expand_streams(streams, y, post, comb)          y is what it made of x
-    x = HyperHead(streams)                          behind the last block
+    streams = expand_streams(streams, y, post, comb)          y is its output
+    x = HyperHead(streams)                          after the last block
 
 Streams are [T, n, D], all else [T, D].
 """

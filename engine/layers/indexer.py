@@ -38,7 +38,7 @@ class IndexConfig:
     num_chosen: int
     """Tokens that a query attends to, possibly including itself."""
     is_interleaved: bool
-    """Neighbours rotate together; see kernels/cache_write/index_write.py."""
+    """Whether adjacent dimensions rotate together; see kernels/cache_write/index_write.py."""
 
     @property
     def side_cache(self) -> tuple[str, int]:

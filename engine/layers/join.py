@@ -1,6 +1,6 @@
-"""One product over two inputs side by side:   y = W (a, b) = A a + B b
+"""One product over the concatenation of two inputs:   y = W (a, b) = A a + B b
 
-Two products avoid concatenating the inputs.
+Two products avoid the concatenation itself.
 """
 
 from __future__ import annotations

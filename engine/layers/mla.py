@@ -38,7 +38,7 @@ class LatentConfig:
     query_rank: int | None
     """Width of the queries' latent; None: queries are projected from x directly."""
     is_interleaved: bool
-    """Neighbours rotate together; see kernels/cache_write/latent_write.py."""
+    """Whether adjacent dimensions rotate together; see kernels/cache_write/latent_write.py."""
     has_bias: bool
     """Whether both latent projections and the output have biases."""
 
@@ -77,19 +77,22 @@ class LatentHeads(nn.Module):
         """Bytes that a pass reads."""
         return self.weight.nbytes
 
-    def num_prepared(self, *, is_fixed: bool = False) -> int:
-        """Numbers of the prepared weight on a CPU, where each form of attention has its own U_k;
-        `is_fixed`: it has one form. On a GPU as many as then."""
+    def num_prepared(self, *, is_batch_invariant: bool = False) -> int:
+        """Numbers in the prepared weight. On a CPU each form of attention has its own U_k, unless
+        `is_batch_invariant`, which leaves one form; so does a GPU."""
         shape = self.shape
-        num_forms = 1 if is_fixed or self.is_always_absorbed else 2
+        num_forms = 1 if is_batch_invariant or self.is_always_absorbed else 2
         rows = num_forms * shape.nope_dim + shape.value_dim
         return shape.num_heads * rows * shape.latent_dim
 
-    def prepared(self, weight: Tensor, *, is_fixed: bool = False) -> LatentWeights:
-        """The loaded weight in the form for this device; may keep a reference to it. `is_fixed`:
-        attention gives a token the same bits in any pass."""
+    def prepared(self, weight: Tensor, *, is_batch_invariant: bool = False) -> LatentWeights:
+        """The loaded weight in the form for this device; may keep a reference to it.
+        `is_batch_invariant`: results must not depend on the batch."""
         return LatentWeights.of(
-            weight, self.shape, is_fixed=is_fixed, is_always_absorbed=self.is_always_absorbed
+            weight,
+            self.shape,
+            is_batch_invariant=is_batch_invariant,
+            is_always_absorbed=self.is_always_absorbed,
         )
 
 

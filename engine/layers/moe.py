@@ -57,7 +57,7 @@ class Experts(nn.Module):
         self.exchange: ExpertExchange | None = None
         """Exchange with ranks that have other tokens (data parallelism)."""
         self.is_input_scaled = is_input_scaled
-        self.is_fixed = False
+        self.is_batch_invariant = False
         """Whether a GPU's results must not depend on the batch."""
         count = self.num_slots
         self.gate_up = _nothing_yet(count, 2 * hidden_width, width)
@@ -74,7 +74,7 @@ class Experts(nn.Module):
             down_bias=self.down_bias,
             gating=self.gating,
             is_input_scaled=self.is_input_scaled,
-            is_fixed=self.is_fixed,
+            is_batch_invariant=self.is_batch_invariant,
         )
 
     def forward(self, x: Tensor, routed: Routed, shared: Shared | None = None) -> Tensor:

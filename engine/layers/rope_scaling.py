@@ -107,7 +107,8 @@ class Llama3Scaling:
     low_freq_factor: float
     """A pair with fewer turns over the original context is slow."""
     high_freq_factor: float
-    """One with more is fast; those between are scaled in part. Equal (Llama 4): there are none."""
+    """Pairs with more turns are fast; those between are scaled in part. If equal to
+    `low_freq_factor` (Llama 4), there are none between."""
     original_len: int
 
     @property

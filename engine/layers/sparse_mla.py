@@ -1,10 +1,10 @@
 """Sparse latent attention to tokens chosen by an index (DeepSeek V3.2, GLM-5).
 
-    layers with an index     latents and index keys are kept     choose, then attend
-    layers without           latents are kept                    attend to what was chosen last
+    layers with an index     cache latents and index keys       choose, then attend
+    layers without           cache latents                      attend to the last choice
 
-Heads attend to latents as in layers/mla.py, always in the absorbed form: what is chosen differs
-from token to token.
+Heads attend to latents as in layers/mla.py, always in the absorbed form, as the choice differs from
+token to token.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class SparseLatentAttention(LatentAttention):
         q_latent = head_linear(q[..., : self.shape.nope_dim], weights.absorb)  # [T, N, L]
         scale = self.kind.scoring.scale_of(self.shape.query_dim)
         attended = chosen_attention(
-            q_latent, q_rope, latents, chosen, scale, is_fixed=weights.is_fixed
+            q_latent, q_rope, latents, chosen, scale, is_batch_invariant=weights.is_batch_invariant
         )
         out: Tensor = self.out(head_linear(attended, weights.values).flatten(1))
         return out, chosen
@@ -88,7 +88,7 @@ class SparseLatentAttention(LatentAttention):
         sequences: Sequences,
         chosen: Chosen | None,
     ) -> Tensor:
-        """As `LatentAttention.last_weights`; 0 for what was not chosen."""
+        """Like `LatentAttention.last_weights`; 0 for tokens that were not chosen."""
         assert rotation is not None
         cos, sin = rotation
         last, query = x[-1:], self.q_a_norm(self.q_a(x[-1:]))

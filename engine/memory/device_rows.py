@@ -59,7 +59,7 @@ class DeviceRows:
         self._write(copied)
 
     def takes(self, rows: Any) -> bool:
-        """Whether `write_rows` takes rows that lie there."""
+        """Whether `write_rows` accepts rows with this location."""
         return isinstance(rows, Tensor) and rows.device == self.device
 
     def write_rows(self, writes: Sequence[DeviceWrite], unit_bytes: int) -> list[list[int]]:
@@ -99,7 +99,7 @@ class DeviceRows:
         return summed_up(uploaded(torch.tensor(blocks), self.device))
 
     def _write(self, prepare: Callable[[], list[DeviceWrite]]) -> None:
-        """What is prepared has its rows by plane and block."""
+        """`prepare` returns writes with rows by plane and block."""
 
         def scatter(prepared: list[DeviceWrite]) -> None:
             for each in prepared:

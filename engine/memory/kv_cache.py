@@ -214,10 +214,11 @@ class KvCache:
 
     @property
     def rows(self) -> DeviceRows:
-        """Whole blocks where they lie, wherever that is.
+        """Whole blocks in place, on any device.
 
         Created on demand, since a stored one would form a reference cycle and keep the memory
-        alive."""
+        alive.
+        """
         return DeviceRows(
             self.planes[0].device, self.staging, self._sizes, self._gathered, self._scatter
         )

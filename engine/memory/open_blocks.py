@@ -40,7 +40,7 @@ def int4_arenas(
 
 
 def open_bytes(layout: KvLayout, dtype: str, limits: PassLimits) -> int:
-    """What `int4_arenas` take beside the units."""
+    """Bytes of `int4_arenas`, without the units."""
     open_shape, pass_shape = _shapes(layout, limits)
     num_items = torch.Size(open_shape).numel() * layout.num_layers + torch.Size(pass_shape).numel()
     return num_items * ITEM_BYTES[dtype]

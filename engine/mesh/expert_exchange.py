@@ -36,7 +36,7 @@ additional message of counts, for which the host must wait for the GPU."""
 SLOT_BYTES = 4
 """Bytes of a row's slot number."""
 Compute = Callable[[Tensor, Tensor], Tensor]
-"""rows [P, D], slots of this rank [P] -> [P, D]; a row that is nobody's has the slot behind."""
+"""rows [P, D], slots of this rank [P] -> [P, D]; empty rows have the slot after the last."""
 
 
 @dataclass(slots=True)

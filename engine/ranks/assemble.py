@@ -1,10 +1,10 @@
 """Assembles the runners of a replica's ranks around one cache.
 
 all      load their share            compare fingerprints: they must be of the same model
-lead     decides how many blocks     makes the memory that the others' KV lies in, on CPUs
+lead     decides how many blocks     makes the memory of the others' KV, on CPUs
 others   open that memory; or, on GPUs, let the lead map theirs (CUDA IPC: one host)
-         and tell it how other replicas reach theirs, if they do without the lead,
-         and by which line the lead asks them to see to their own blocks (rank_line.py)
+         and publish how other replicas reach it, if these can do so without the lead,
+         and the address at which the lead asks them to process their own blocks (rank_line.py)
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ KV = "kv"
 INTRODUCTION = "kv introduction"
 """The key under which a rank publishes how other replicas reach its memory."""
 LINE = "kv line"
-"""The key under which a rank publishes where the lead asks it; empty: nowhere."""
+"""The key under which a rank publishes the address for the lead's questions; empty: none."""
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ def following_runner(
 
 
 def line_to(ranks: RankGroup, rank: int) -> RankLine | None:
-    """None: the lead sees to that rank's memory itself."""
+    """None: the lead accesses that rank's memory itself."""
     place = ranks.word_of(LINE, rank)
     try:
         return RankLine(pickle.loads(place), rank) if place else None

@@ -1,7 +1,7 @@
 """Context parallelism: ranks share a pass's tokens, and each keeps all KV.
 
     in each layer   write the KV of own tokens | all-gather the blocks written | attend to all
-    at the end      all-gather the outputs, and what is tapped
+    at the end      all-gather the outputs, and tapped hidden states
 
 Every rank has the model (with tensor ranks, the same share) and a replica of the cache with the
 whole context, so attention is unchanged. Passes with few tokens are computed by all ranks alike,

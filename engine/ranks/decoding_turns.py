@@ -1,10 +1,10 @@
-"""A decoding that all ranks go on with: of a turn the others are told what is new in it.
+"""Incremental orders for decode passes: the other ranks are sent only what is new in a turn.
 
     turn 0       each row's token, position and block table
     turn 1 ..    the tokens, and the new blocks of rows that have grown
 
 Tokens that the lead's host has not read yet (`baton.engine.schedule.async_scheduling`) go from its
-device to the others', behind the pass that they were drawn from: no host waits for them.
+device to the others', ordered after the pass that sampled them: no host waits for them.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from baton.engine.mesh.ranks import FOR_EVER, TELL_WITHIN, RankGroup
 
 
 class ToldDecoding:
-    """The turns of a decoding that the lead has told of."""
+    """The turns of a decoding that the lead has announced."""
 
     def __init__(self, decoding: Decoding, ranks: RankGroup) -> None:
         self._decoding = decoding
         self._ranks = ranks
         self._turn = decoding.turn
         self._num_blocks = [len(table) for table in decoding.tables]
-        """Blocks of each row that the others know."""
+        """Number of blocks of each row that the other ranks know."""
         ranks.tell(decoding_words(decoding))
 
     def is_before(self, chunks: Sequence[Chunk]) -> bool:
-        """Whether `chunks` are the turn after the last that was told."""
+        """Whether `chunks` are the turn after the last announced one."""
         return chunks is self._decoding and self._decoding.turn == self._turn + 1
 
     def tell_next(self) -> None:
@@ -41,7 +41,7 @@ class ToldDecoding:
         drawn = decoding.drawn
         self._ranks.tell(turn_words(() if drawn is not None else decoding.tokens, grown))
         if drawn is not None:
-            # On a device a limit would make the host wait for the pass before.
+            # On a device, a time limit would make the host wait for the previous pass.
             self._ranks.broadcast_(drawn, FOR_EVER if drawn.is_cuda else TELL_WITHIN)
         for row, blocks in grown:
             self._num_blocks[row] += len(blocks)
@@ -49,13 +49,13 @@ class ToldDecoding:
 
 
 class HeardPasses:
-    """The chunks of each pass that another rank is told of."""
+    """The chunks of each announced pass, on another rank."""
 
     def __init__(self, ranks: RankGroup, device: torch.device) -> None:
         self._ranks = ranks
         self._device = device
         self._decoding = Decoding((), (), (), ())
-        """The one that was begun last."""
+        """The decoding that began last."""
         self._tables: list[list[int]] = []
 
     def chunks_of(self, order: Pass | BeginDecoding | Turn) -> Sequence[Chunk]:

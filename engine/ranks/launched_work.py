@@ -1,7 +1,7 @@
-"""What a lead has launched on its GPU, and other ranks may only begin behind; none of it on a CPU.
+"""Work that a lead has launched on its GPU, for which other ranks must wait; none on a CPU.
 
-passes     the lead's stream is through with a layer, or a pass, only when all ranks have
-           computed theirs, whose results it adds up
+passes     the lead's stream has completed a layer, or a pass, only when all ranks have
+           computed theirs, because it adds up their results
 clearing   blocks that the lead zeroes in other ranks' memory
 """
 
@@ -17,10 +17,11 @@ class LaunchedWork:
         """`own`: the lead's share."""
         self._own = own
         self._cleared: torch.cuda.Event | None = None
-        """Behind what was last cleared, if that may be amid it."""
+        """Recorded after the last clearing, while that may still be running."""
 
     def clears(self, plane: int) -> None:
-        """Clearing blocks of that plane has just been launched: whoever reads it waits for that."""
+        """Note that clearing blocks of that plane has been launched; reads of the plane must wait
+        for it."""
         staging = self._own.staging
         if staging is None:
             return
@@ -29,14 +30,14 @@ class LaunchedWork:
             staging.mark(plane)
 
     def await_cleared(self) -> None:
-        """Wait until what was cleared is zero with all ranks."""
+        """Wait until cleared blocks are zero on all ranks."""
         if self._cleared is not None:
             self._cleared.synchronize()
             self._cleared = None
 
     def await_computed(self, planes: range) -> None:
-        """Wait, on any thread, until all ranks have computed these planes. Of those of other stages
-        the lead was told."""
+        """Wait, on any thread, until all ranks have computed these planes. Other stages have
+        notified the lead of theirs."""
         cleared = self._cleared
         if self._own.staging is not None:
             self._own.staging.await_computed(planes)
@@ -44,6 +45,6 @@ class LaunchedWork:
             cleared.synchronize()
 
     def await_passes(self) -> None:
-        """Wait, on any thread, until no rank computes a pass that was launched before."""
+        """Wait, on any thread, until all ranks have finished the passes launched so far."""
         if self._own.staging is not None:
             self._own.staging.await_passes()

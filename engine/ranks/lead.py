@@ -59,9 +59,9 @@ class LeadRunner:
         self._own = own
         self._ranks = ranks
         self._tapped: tuple[int, ...] = ()
-        """Layers that the others tap now."""
+        """Layers that the other ranks tap now."""
         self._told: ToldDecoding | None = None
-        """The decoding that the others know: the last one begun."""
+        """The last announced decoding."""
 
     @property
     def own(self) -> ModelRunner:
@@ -110,7 +110,7 @@ class LeadRunner:
         return self._own.best_tokens(hidden)
 
     def expect(self, max_tokens: int) -> None:
-        """Announce a pass with other engines, of which none has more than `max_tokens`."""
+        """Announce a pass with other engines, none of which has more than `max_tokens`."""
         self._ranks.tell(expect_words(max_tokens))
         self._own.expect(max_tokens)
 

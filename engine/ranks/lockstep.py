@@ -79,7 +79,7 @@ class LockstepRunner:
             self.own.close()
 
     def _meet(self, intent: Intent, num_tokens: int = 0) -> set[Intent]:
-        """The intents of all engines, once the runner is told how many tokens their passes have."""
+        """The intents of all engines, after the runner was told the largest number of tokens."""
         found = self._leads.gather(array("q", (intent, num_tokens)))
         intents = {Intent(of_engine) for of_engine, _ in found}
         if Intent.PASS in intents:

@@ -1,17 +1,17 @@
 """Passes of a pipeline stage: activations come from the previous stage and go to the next.
 
-    lead, stage 0    embed a, layers, send | b ... |               wait for words, outputs
-    stage 1                     receive a, layers, send | b ... | word
+    lead, stage 0    embed a, layers, send | b ... |               wait for notices, outputs
+    stage 1                     receive a, layers, send | b ... | notice
     the last                              receive a, layers, norm | b ... | outputs
 
-Every rank sends to the one in the same place of the next stage. Once its layers are written for all
-micro-batches, a stage sends the lead a word; the last one, the outputs if there are any; and then
-what is tapped, of the layers that it has. Logits are
-computed where the head is: of a pass that only decodes at once, as that is what is asked for next;
-of others, of what the lead sends back.
+Every rank sends to the rank with the same coordinates in the next stage. Once the KV of its layers
+is written for all micro-batches, a stage notifies the lead; the last stage sends the outputs, if
+there are any; and then each sends the tapped hidden states of its layers. Logits are computed where
+the head is: at once for a pass that only decodes, because they are requested next; otherwise for
+hidden states that the lead sends back.
 
-What is sent is [2, T, D]: x, and the residual stream beside it. Nobody waits for it to be taken but
-for `MAX_POSTED` passes on, so a stage goes on at once.
+Activations are sent as [2, T, D]: x and the residual stream. Sends are asynchronous, and waited for
+only after `MAX_POSTED` further ones, so a stage continues at once.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ class StageRunner(ModelRunner):
         self._is_first = ranks.rank == LEAD
         self._is_last = ranks.rank == ranks.size - 1
         self._has_lead = (place.tensor, place.context) == (0, 0)
-        """Whether the lead is among those in the same place as this rank."""
+        """Whether the lead has the same coordinates, apart from the stage."""
         self._posted: deque[Sent] = deque()
         self._made: tuple[Tensor, Tensor] | None = None
         """The outputs of the last pass, and their logits if it only decoded."""
 
     @torch.inference_mode()
     def forward(self, chunks: Sequence[Chunk], on_layer: OnLayer = ignore_layer) -> Tensor:
-        """The outputs [S, D], at the lead and on the last stage; else nothing that means anything.
+        """The outputs [S, D], at the lead and on the last stage; undefined elsewhere.
 
-        At the lead `on_layer` is called for all layers, those of other stages a stage at a time.
+        At the lead `on_layer` is called for all layers; for those of other stages, stage by stage.
         """
         tapped: list[list[Tensor]] = []
         outputs: list[Tensor] = []
@@ -93,7 +93,7 @@ class StageRunner(ModelRunner):
         return hidden
 
     def made_of(self, hidden: Tensor) -> Tensor | None:
-        """The logits of what the last pass gave, if they have been computed."""
+        """The logits for the result of the last pass, if they have been computed."""
         return self._made[1] if self._made is not None and self._made[0] is hidden else None
 
     @torch.inference_mode()
@@ -110,7 +110,7 @@ class StageRunner(ModelRunner):
         return self._ranks.receive_(logits, self._ranks.size - 1)
 
     def _through(self, batch: Batch, on_layer: OnLayer) -> Tensor:
-        """What the last stage gives of it."""
+        """Run the batch through the layers of this stage; returns the last stage's output."""
         model, num_tokens = self.model, len(batch.tokens)
         x, residual = None, None
         if self._is_first:
@@ -131,14 +131,15 @@ class StageRunner(ModelRunner):
         return x[:0]
 
     def _tell_lead(self, hidden: Tensor, tapped: list[Tensor]) -> None:
-        """Tell the lead that all is written, once it is."""
+        """Notify the lead once the KV of all layers is written."""
         self._settle()
         self._post(hidden if self._is_last and len(hidden) else _word(), LEAD)
         if tapped and len(tapped[0]):
             self._post(torch.cat(tapped, dim=-1), LEAD)
 
     def _hear_others(self, hidden: Tensor, tapped: list[Tensor], on_layer: OnLayer) -> None:
-        """What they tell, stage by stage; `hidden` is filled by the last, and `tapped` grows."""
+        """Receive the notices of the other stages, one by one; the last stage's fills `hidden`, and
+        each adds to `tapped`."""
         for stage, layers in enumerate(self._stages[1:], start=1):
             is_last = stage == self._ranks.size - 1
             self._ranks.receive_(hidden if is_last and len(hidden) else _word(), stage)

@@ -1,12 +1,12 @@
-"""A lead's line to one of its ranks, beside the passes: the lead asks, the rank answers.
+"""A connection from a lead to one of its ranks, besides passes: the lead asks, the rank answers.
 
     lead    RankLine: any thread asks ---- a socket of this machine ---- RankPort: its own thread
-               future <-- answer, or what was raised ------------------- answers[what](...)
+               future <-- answer, or exception ------------------------- answers[what](...)
 
-The rank begins each question when it comes, so a slow answer holds up no other. What is sent is
-pickled: both are processes of one replica, and the lead shows the secret that the rank has left for
-it with the ranks' store. The line ends with either process. So an answer that will never come means
-that the rank is gone, and writes nothing any more.
+The rank starts on each question when it arrives, so a slow answer does not delay others. Messages
+are pickled: both are processes of one replica, and the lead authenticates with a secret that the
+rank has put into the ranks' store. The connection ends with either process. So if no answer will
+ever come, the rank's process is gone, and writes nothing any more.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from baton.core.rank_memory import Answer
 
 KEY_BYTES = 16
 CONNECT_S = 30.0
-"""Seconds for a lead to reach a rank, which listens by then."""
+"""Seconds for a lead to connect to a rank, which is listening by then."""
 _LENGTH = struct.Struct("<Q")
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 class RankPlace(NamedTuple):
-    """Where a rank listens for its lead."""
+    """The address at which a rank listens for its lead."""
 
     name: str
-    """The socket's, in Linux's abstract namespace."""
+    """Name of the socket in Linux's abstract namespace."""
     key: bytes
 
 
 class RankPort:
-    """At the rank. Serves its lead, and nobody else, until that ends."""
+    """The rank's end. It serves only its lead, until that ends."""
 
     def __init__(self, answers: Mapping[str, Answer]) -> None:
         self._answers = answers
@@ -74,7 +74,7 @@ class RankPort:
             writer.close()
 
     async def _lead(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """The first visitor that knows the key."""
+        """The first connection that presents the key."""
         loop = asyncio.get_running_loop()
         self._listener.setblocking(False)
         with self._listener:
@@ -102,7 +102,7 @@ class RankPort:
 
 
 class RankLine:
-    """At the lead; implements `baton.core.rank_memory.RankLine`."""
+    """The lead's end; implements `baton.core.rank_memory.RankLine`."""
 
     def __init__(self, place: RankPlace, rank: int) -> None:
         """Raises OSError if the rank cannot be reached."""
@@ -149,7 +149,7 @@ class RankLine:
             if not self._is_over:
                 self._loop.call_soon_threadsafe(self._hang_up)
 
-    # On the line's thread.
+    # Runs on the line's thread.
 
     def _run(self, has_begun: threading.Event) -> None:
         try:
@@ -192,7 +192,7 @@ class RankLine:
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:
-    """Raises EOFError or OSError once nothing comes any more."""
+    """Raises EOFError or OSError at the end of the connection."""
     (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
     return await reader.readexactly(length)
 

@@ -1,11 +1,12 @@
-"""The blocks of a lead whose ranks see to their own: each sums up, verifies and writes its part.
+"""Blocks on several ranks, each of which checksums, verifies and writes its own part.
 
-    lead      waits for passes, then asks all ranks at once, does its own part, and hears
-    a rank    checksums of its heads of some blocks; or rows that it has read: summed up, compared,
-              zeroed where wrong, put into its blocks. Only checksums, or what was wrong, come back
+    lead      waits for passes, then asks all ranks at once, processes its own part, and collects
+    a rank    checksums its heads of some blocks; or takes rows that it has read: checksums and
+              compares them, zeroes wrong ones, writes them to its blocks. Only checksums, or the
+              indices of wrong units, are sent back
 
-The bytes stay on the device of the rank that keeps them. The lead waits for what it has launched
-(launched_work.py) before it asks, so that ranks need not wait for passes of their own.
+The bytes stay on the device of the rank that stores them. The lead waits for the work it has
+launched (launched_work.py) before it asks, so that ranks need not wait for passes of their own.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from baton.engine.ranks.launched_work import LaunchedWork
 from baton.kernels.paging.checksum import WORD_BYTES
 
 CHECKSUMS, WRITE_ROWS = "checksums", "write_rows"
-"""What ranks are asked."""
+"""The kinds of questions to ranks."""
 SLOW_WRITE_S = 20.0
-"""Seconds after which the log names ranks that still write, again and again. One that hangs counts
-as gone after `WRITE_S`."""
+"""Seconds after which the log names the ranks that are still writing, and the interval of
+repetition. A rank that hangs counts as gone after `WRITE_S`."""
 
 log = logging.getLogger(__name__)
 
 
 def answering_checksums(rows: OwnRows) -> Answer:
-    """At a rank: how it sums up its own blocks. Rows are written by whoever has read them there
-    (`kv_transfer/transport/nixl/rank_reads.py`)."""
+    """Answers on a rank: checksums of its own blocks. Rows are written by the code that has read
+    them there (`kv_transfer/transport/nixl/rank_reads.py`)."""
 
     async def answer(blocks: Sequence[int], planes: range, part: slice, unit_bytes: int) -> bytes:
         return await asyncio.to_thread(rows.checksums, blocks, planes, part, unit_bytes)
@@ -47,20 +48,20 @@ def answering_checksums(rows: OwnRows) -> Answer:
 
 @dataclass(frozen=True, slots=True)
 class HeldBytes:
-    """Bytes of each block of one plane, as one rank keeps them."""
+    """The bytes that one rank stores of each block of one plane."""
 
     rank: int
     plane: int
-    """As the rank numbers it."""
+    """The rank's number of the plane."""
     whole: range
-    """Where they are in a block of the whole."""
+    """Their range in a block of the whole cache."""
     inner: int
-    """Where the first of them is in a block of the rank's."""
+    """Offset of the first of them in a block of the rank's."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """Who sees to the blocks of one rank."""
+    """The memory of one rank, and the connection to it."""
 
     first_plane: int
     line: RankLine | None
@@ -78,8 +79,8 @@ class RankedRows:
         held: Callable[[int], Iterable[HeldBytes]],
         launched: LaunchedWork,
     ) -> None:
-        """`whole`: all blocks, as the lead has them mapped; for what it has read itself. `held`:
-        each byte of a block of that plane once, by whom it is read from."""
+        """`whole`: all blocks as mapped by the lead, for data that the lead has read itself.
+        `held`: by plane, the ranks from which each byte of a block is read, without overlap."""
         self._whole = whole
         self._own = own
         self._ranks = ranks
@@ -116,8 +117,8 @@ class RankedRows:
         return found.numpy().tobytes()
 
     def write_rows(self, writes: Sequence[DeviceWrite], unit_bytes: int) -> list[list[int]]:
-        """See `OwnRows`. Returns, or raises TransportFailed if a rank is gone, when no rank writes
-        any more: so it waits as long as that takes. A rank that hangs ends this process."""
+        """See `OwnRows`. Returns, or raises TransportFailed if a rank is gone, only when no rank is
+        writing any more, however long that takes. A rank that hangs ends this process."""
         by_ranks = [number for number, each in enumerate(writes) if self._is_ranked(each)]
         by_lead = [number for number, each in enumerate(writes) if not self._is_ranked(each)]
         bad: list[list[int]] = [[] for _ in writes]
@@ -166,9 +167,9 @@ class RankedRows:
     def _shares(
         self, planes: range, part: slice
     ) -> dict[tuple[int, int, int, int], list[tuple[int, int]]]:
-        """Who keeps what of that part of a block: rank, from which byte to which of the whole, and
-        by how much further these are in its own; with rows of `planes`, and planes of the rank's,
-        which are consecutive."""
+        """The parts of a range of a block by owner: (rank, begin and end in the whole block, shift
+        to offsets in the rank's block), with the rows of `planes` and the rank's numbers of these
+        planes, which are consecutive."""
         found: dict[tuple[int, int, int, int], list[tuple[int, int]]] = {}
         for row, plane in enumerate(planes):
             for held in self._held(plane):
@@ -190,7 +191,7 @@ class _PartWrite:
     unit_bytes: int
 
     def shifted(self, first_plane: int) -> DeviceWrite:
-        """As the rank writes it."""
+        """The write with the rank's numbers of planes."""
         whole, own = self.write.planes, self.part.planes
         planes = range(whole[own.start] - first_plane, whole[own.start] - first_plane + len(own))
         sums = _words(self.write.checksums).view(len(whole), len(self.write.indices), -1)
@@ -199,7 +200,7 @@ class _PartWrite:
         return DeviceWrite(self.write.indices, planes, self.part.rows, packed)
 
     def number_of(self, unit: int) -> int:
-        """The number in the whole write of a unit of this part."""
+        """The index in the whole write of a unit of this part."""
         row, inner = divmod(unit, len(self._units))
         num_each = len(self.write.checksums) // (
             WORD_BYTES * len(self.write.planes) * len(self.write.indices)
@@ -214,7 +215,7 @@ class _PartWrite:
 
 
 _Told: TypeAlias = tuple[list[_PartWrite], Future[list[list[int]]]]
-"""What one rank was told to write, and its answer."""
+"""The writes requested from one rank, and its answer."""
 
 
 def _note(parts: Sequence[_PartWrite], found: Sequence[list[int]], bad: list[list[int]]) -> None:
@@ -227,7 +228,7 @@ def _words(checksums: bytes) -> Tensor:
 
 
 def _await_written(told: Sequence[_Told]) -> None:
-    """Return when no rank writes any more."""
+    """Return when no rank is writing any more."""
     rank_by_answer = {answer: parts[0].part.rank for parts, answer in told}
     waited_s = 0.0
     while slow := wait(rank_by_answer, SLOW_WRITE_S).not_done:

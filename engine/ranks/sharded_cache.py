@@ -1,16 +1,18 @@
 """The KV of a model on several ranks as one cache, in the lead's process.
 
     block b of plane p     | heads 0 1 | heads 2 3 |      as peers, tiers and checksums see it
-                             rank 0      rank 1           as the ranks keep it
+                             rank 0      rank 1           as the ranks store it
 
-The memory of every rank is mapped into the lead's process, so whoever reads or writes a block need
-not know of ranks. On a CPU the heads of one rank are shown where they lie: KV that travels by ranks
-is neither put together nor taken apart here. On GPUs, ranks that the lead can ask see to their own
-blocks where bytes stay on their devices (ranked_rows.py). Heads that several ranks keep (more ranks
-than heads, latents, what groups keep) are written to all of them, and read from the first; a stage
-of a pipeline keeps the planes of its layers. Otherwise the ranks only read and write KV within a
-pass, which the lead begins: what it wrote before is there by then, for it waits for that; and what
-it cleared, once it has called `settle`.
+The memory of every rank is mapped into the lead's process, so code that reads or writes blocks need
+not know of ranks. On a CPU the heads of one rank can be viewed in place: KV that is transferred by
+ranks is neither gathered nor split here. On GPUs, ranks that the lead can ask process their own
+blocks where bytes stay on their devices (ranked_rows.py). Heads that several ranks store (more
+ranks than heads, latents, context groups) are written to all of them, and read from the first; a
+pipeline stage stores the planes of its layers.
+
+Otherwise ranks read and write KV only within a pass, which the lead begins. What the lead wrote
+before a pass is visible in it, because the lead waits for its writes; what it cleared is, after
+`settle`.
 """
 
 from __future__ import annotations
@@ -39,10 +41,10 @@ from baton.kernels.paging.block_copy import gather_blocks, scatter_blocks
 
 
 class ShardedCache:
-    """What `KvCache` is to a pool and to transports; `own` is the lead's share."""
+    """Implements the interface of `KvCache` for pools and transports; `own` is the lead's share."""
 
     is_in_memory = False
-    """A block is in pieces: none can be looked at as it lies."""
+    """Blocks are in pieces, so that none can be viewed in place."""
 
     def __init__(
         self,
@@ -52,10 +54,10 @@ class ShardedCache:
         *,
         is_at_once: bool | None = None,
     ) -> None:
-        """`layout` is that of the whole. Raises ValueError if a head of it is kept nowhere.
+        """`layout` is that of the whole. Raises ValueError if no rank stores some head.
 
-        `is_at_once`: whether many blocks are put together first, and then moved as one. None: on a
-        GPU, where each copy is a launch; a CPU would touch memory twice.
+        `is_at_once`: whether many blocks are gathered first, and then copied at once. None: on
+        GPUs, where each copy is a launch; on a CPU it would touch memory twice.
         """
         self.layout = layout
         self.own = own
@@ -79,7 +81,7 @@ class ShardedCache:
 
     @property
     def huge(self) -> HugeArena | None:
-        """What moves the lead's share; other ranks have their own."""
+        """Moves the lead's share onto huge pages; other ranks have their own."""
         return self.own.huge
 
     @property
@@ -88,13 +90,13 @@ class ShardedCache:
 
     @property
     def _is_replicated(self) -> bool:
-        """Whether the lead has all that the others have."""
+        """Whether the lead stores everything that the other ranks do."""
         return self.own.layout == self.layout
 
     @property
     def arena(self) -> KvArena:
-        """The arena; without planes if KV is in pieces, but with the shares of the ranks if others
-        can read all of them by themselves."""
+        """The arena; without planes if KV is in pieces, but with the shares of the ranks if other
+        processes can read all of these directly."""
         if self._is_replicated:
             return self.own.arena
         own, *others = self._of_ranks
@@ -131,7 +133,7 @@ class ShardedCache:
         return rows_of(self._gathered(planes, numbers).cpu())
 
     def _gathered(self, planes: range, numbers: Tensor) -> Tensor:
-        """Bytes [planes x blocks, bytes] of those blocks, put together where the lead's are."""
+        """Gathers the bytes [planes x blocks, bytes] of blocks on the lead's device."""
         shape = len(planes), len(numbers), self._block_bytes(planes[0])
         found = torch.empty(shape, dtype=torch.uint8, device=self.device)
         for of_plane, plane in zip(found, planes, strict=True):
@@ -167,9 +169,9 @@ class ShardedCache:
         return self.own.scratch(num_bytes)
 
     def write_blocks(self, blocks: Sequence[int], planes: range, data: memoryview) -> None:
-        """Replace whole blocks of planes that are alike, by plane and block; on any thread.
+        """Replace whole blocks of identical planes, by plane and block; on any thread.
 
-        To a GPU one copy, and one launch a rank, whatever the number of blocks.
+        On GPUs this is one copy, and one launch per rank, whatever the number of blocks.
         """
         if self._is_at_once:
             self._rows.write_blocks(blocks, planes, data)
@@ -192,7 +194,7 @@ class ShardedCache:
 
     @property
     def _rows(self) -> DeviceRows:
-        """Not kept, as that of `KvCache`."""
+        """Made for each use, unlike that of `KvCache`."""
         sizes = [plane.layer_block_bytes for plane in self.layout.planes]
         device, staging = self.own.planes[0].device, self.own.staging
         return DeviceRows(device, staging, sizes, self._gathered, self._scatter)
@@ -209,7 +211,8 @@ class ShardedCache:
             scatter_blocks(of_rank, [share.blocks for _, share in part], numbers)
 
     def _parts_of(self, planes: range) -> Iterator[tuple[slice, list[tuple[int, PlaneShare]]]]:
-        """Bytes of a block of the whole, and in which of the planes somebody keeps just these."""
+        """Ranges of bytes of a block of the whole, each with the planes in which a rank stores just
+        these."""
         found: dict[tuple[int, int, int], list[tuple[int, PlaneShare]]] = defaultdict(list)
         for row, plane in enumerate(planes):
             for number, share in enumerate(self._shares[plane]):
@@ -222,7 +225,7 @@ class ShardedCache:
         raise ValueError("blocks on several ranks are in pieces; they are written to")
 
     def writables(self, blocks: Sequence[int], planes: range) -> Sequence[memoryview]:
-        """Blocks to write to, a part of each that is within one of `head_runs`."""
+        """Views of blocks to write to, one for each part of a block within one of `head_runs`."""
         return self._divided(blocks, planes, partial(self._write_part, blocks, planes))
 
     def _divided(
@@ -253,31 +256,31 @@ class ShardedCache:
         return parts
 
     def clear(self, blocks: Sequence[int], plane: int) -> None:
-        """Zero these blocks in one plane, at once."""
+        """Zero these blocks in one plane."""
         for share in self._shares[plane]:
             share.blocks[list(blocks)] = 0
         self._launched.clears(plane)
 
     def clear_tail(self, block: int, plane: int, num_used: int) -> None:
-        """Zero the slots of one block in one plane behind its first `num_used` tokens."""
+        """Zero the slots of one block in one plane after its first `num_used` tokens."""
         for share in self._shares[plane]:
             for start, stop in share.tail_spans(num_used):
                 share.blocks[block, start:stop] = 0
         self._launched.clears(plane)
 
     def settle(self) -> None:
-        """Wait until what was cleared is zero with all ranks: told of a pass, others begin with it
-        whatever the lead's GPU still has to do."""
+        """Wait until cleared blocks are zero on all ranks: other ranks begin a pass when it is
+        announced, whatever the lead's GPU still has to do."""
         self._launched.await_cleared()
 
     def close_lines(self) -> None:
-        """Ask nothing more of the ranks."""
+        """Close the connections to the ranks."""
         for share in self._of_ranks:
             if share.line is not None:
                 share.line.close()
 
     def _cover(self, plane: int) -> Iterator[tuple[PlaneShare, range]]:
-        """Each head of the whole once, by whom it is read from."""
+        """Each head of the whole once, with the rank from which it is read."""
         head = 0
         while head < self.layout.planes[plane].num_kv_heads:
             share = next((each for each in self._shares[plane] if head in each.heads), None)
@@ -290,7 +293,7 @@ class ShardedCache:
         return self.layout.planes[plane].layer_block_bytes
 
     def _spans(self, plane: int, share: PlaneShare, heads: range) -> tuple[slice, slice]:
-        """Where the bytes of `heads` are in a block of the whole, and in one of the share."""
+        """The byte ranges of `heads` in a block of the whole, and in a block of the share."""
         size, first = self.layout.planes[plane].unit_bytes, share.heads.start
         return (
             slice(heads.start * size, heads.stop * size),

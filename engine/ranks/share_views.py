@@ -1,6 +1,6 @@
-"""The bytes of one rank's heads in several blocks, looked at where that rank keeps them.
+"""Views of the bytes of one rank's heads in several blocks, in place.
 
-block b of plane p     | heads 0 1 | heads 2 3 |      a part within either is one view a block
+block b of plane p     | heads 0 1 | heads 2 3 |      a range within either is one view per block
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from baton.engine.ranks.shares import PlaneShare
 
 @dataclass(slots=True)
 class _Run:
-    """Consecutive planes that lie in one memory, alike."""
+    """Consecutive planes with the same layout in one memory."""
 
     memory: memoryview
     size: int
-    """Bytes that the rank has of a block."""
+    """Bytes of a block that the rank stores."""
     inner: int
-    """Where the part begins in these."""
+    """Offset of the range in these."""
     rows: list[int] = field(default_factory=list)
 
 
@@ -34,7 +34,7 @@ class ShareViews:
         self._shares = shares
         self._num_blocks = num_blocks
         self.head_runs = self._find_runs()
-        """Heads by rank, if each is kept once, and all planes are split alike."""
+        """Heads by rank, if each is stored once, and all planes are split alike."""
 
     def views(
         self,
@@ -74,7 +74,7 @@ class ShareViews:
         return views[0] if len(views) == 1 else [view for of_run in views for view in of_run]
 
     def _holder(self, plane: int, offset: int, size: int) -> tuple[PlaneShare, int] | None:
-        """Who keeps all of these bytes of a block, and from which byte of its own on."""
+        """The share that stores all of these bytes of a block, and their offset in it."""
         unit_bytes = self._layout.planes[plane].unit_bytes
         for share in self._shares[plane]:
             start, stop = share.heads.start * unit_bytes, share.heads.stop * unit_bytes

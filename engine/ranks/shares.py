@@ -1,6 +1,6 @@
-"""Each rank's share of the KV, and its memory.
+"""The ranks' shares of the KV, and their memory.
 
-lead     makes the memory of every rank, on CPUs         SharedMemory, of a place
+lead     makes the memory of every rank, on CPUs         SharedMemory, with a place
 ranks    open theirs by its place
 """
 
@@ -23,7 +23,7 @@ from baton.engine.memory.kv_cache import KvCache, seal
 from baton.kernels.cpu.shared_mapping import mapped
 
 NOWHERE = memoryview(b"")
-"""Empty: device memory is not visible to the host."""
+"""Empty, as device memory is not accessible to the host."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,15 +32,15 @@ class Share:
 
     layout: KvLayout
     planes: Sequence[Tensor]
-    """Bytes [blocks, bytes of its heads], one a plane."""
+    """Bytes [blocks, bytes of its heads], one tensor per plane."""
     first_plane: int = 0
-    """First plane, as the model numbers them."""
+    """The model's number of the first plane."""
     memory: memoryview = NOWHERE
-    """All of it, as this process has it mapped; empty on a device."""
+    """The whole memory, as mapped by this process; empty on a device."""
     starts: Sequence[int] = ()
     """Offset of each plane in it."""
     file: AnonymousFile | None = None
-    """The file that the memory is, if it was made here."""
+    """The file of the memory, if it was made here."""
     fd: int | None = None
     """See `ArenaShare`."""
     introduction: bytes = b""
@@ -59,7 +59,7 @@ class Share:
         return cls(cache.layout, planes, memory=where.memory, starts=where.rows, fd=fd)
 
     def of_plane(self, plane: int, rank: int) -> PlaneShare | None:
-        """The share of a plane, as that of the `rank`-th; None if another stage has it."""
+        """The share of a plane, as that of the `rank`-th; None if another stage stores it."""
         own = plane - self.first_plane
         if not 0 <= own < len(self.planes):
             return None
@@ -69,8 +69,8 @@ class Share:
 
     @property
     def is_lendable(self) -> bool:
-        """Whether others can read it by themselves: what is mapped here of another process's device
-        can be registered by that process alone."""
+        """Whether other processes can read it directly: device memory of another process that is
+        mapped here can be registered by that process only."""
         return bool(self.memory or self.introduction)
 
     @property
@@ -93,23 +93,23 @@ class PlaneShare:
     layout: KvLayout
     rank: int
     plane: int
-    """As the rank numbers it."""
+    """The rank's number of the plane."""
     blocks: Tensor
     """Bytes [blocks, bytes of its heads]."""
     memory: memoryview
-    """Memory that they lie in; empty on a device."""
+    """The memory that contains them; empty on a device."""
     start: int
-    """Where the first of them begins in that."""
+    """Offset of the first block in that."""
 
     @property
     def heads(self) -> range:
-        """KV heads, as the model numbers them."""
+        """KV heads, by the model's numbers."""
         return range(self.layout.first_kv_head, self.layout.stop_kv_head)
 
     def tail_spans(self, num_used: int) -> Iterator[tuple[int, int]]:
-        """Bytes of a block's slots behind the first `num_used`: of items, and of scales.
+        """Byte ranges of a block's slots after the first `num_used`: of items, and of scales.
 
-        A block that would be in 4 bits is written as a whole, or not at all.
+        An int4 block is written as a whole, or not at all.
         """
         layout = self.layout
         if layout.is_int4:
@@ -126,7 +126,7 @@ class PlaneShare:
 
 
 class AnonymousFile:
-    """A file without a name, closed with the last who knows this of it."""
+    """A file without a name, closed with the last reference."""
 
     def __init__(self, num_bytes: int) -> None:
         self.fd = os.memfd_create("baton-kv-rank", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -135,7 +135,7 @@ class AnonymousFile:
 
 
 class SharedMemory:
-    """An anonymous file for a rank's KV, which it opens by a path of this process."""
+    """An anonymous file for a rank's KV, which the rank opens by a path of this process."""
 
     def __init__(self, layout: KvLayout, num_blocks: int, first_plane: int = 0) -> None:
         sizes = [num_blocks * plane.layer_block_bytes for plane in layout.planes]
@@ -154,7 +154,7 @@ class SharedMemory:
         return os.getpid(), self._file.fd
 
     def seal(self) -> None:
-        """Once the rank has mapped it: whoever is given it from now on may only read it."""
+        """Make the file read-only for later openers, once the rank has mapped it."""
         seal(self._file.fd)
 
 

@@ -27,7 +27,7 @@ steps are costly then, and their exact time hardly matters."""
 SURE_GAIN = 0.3
 """`PLAIN_SELDOM` applies while drafts save more than this share of the time."""
 MAX_SKIPPED_STEPS = 32.0
-"""Most steps of a pause whose times are added up before the budget is told of them. A limit is
+"""Most steps of a pause whose times are added up before the budget learns of them. A limit is
 needed because later steps may take longer than the one they were planned by."""
 MIN_COMPARED = 8
 """Number of compared, unverified drafts after which their gain is trusted to say that a trial would

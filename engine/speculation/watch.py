@@ -21,9 +21,10 @@ from baton.engine.speculation.acceptance_rates import AcceptanceRates
 from baton.engine.speculation.drafter import Draft, Drafter
 
 SHARE, LEAST_SHARE = 0.001, 0.00025
-"""Share of the time that looking may take: at first, and at least, after many drafts in vain."""
+"""Share of the time that looking may take: initially, and at least, after many drafts without
+benefit."""
 HALVING = 32
-"""Number of drafts in vain after which the share is halved."""
+"""Number of drafts without benefit after which the share is halved."""
 RESUME_GAIN = 0.4
 """Drafting is tried again with a gain above this, in tokens per draft."""
 MIN_RUNNING = 4

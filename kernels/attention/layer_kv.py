@@ -3,7 +3,7 @@
     items           on a GPU                on a CPU                 without compiled operators
     wide, 8 bits    rope_kv_write_gpu       rope_kv_write_cpu        rope_kv_write.reference
                     paged_attention_gpu     paged_attention_cpu      paged_attention.by_torch
-    deterministic   fixed_attention_gpu     the same as above        the same as above
+    deterministic   batch_invariant_attention_gpu     the same as above        the same as above
     4 bits          -                       int4_kv_write_cpu        rope_kv_write.reference
                                             int4_attention_cpu       int4_attention
 
@@ -137,14 +137,14 @@ def _operations(
         return arena, rope_kv_write.reference, int4_attention.int4_attention
     memory = arena if isinstance(arena, Tensor) else arena.units
     if memory.is_cuda:  # imports Triton, which CPUs do not need
-        from baton.kernels.attention import fixed_attention_gpu, paged_attention_gpu
+        from baton.kernels.attention import batch_invariant_attention_gpu, paged_attention_gpu
         from baton.kernels.cache_write import rope_kv_write_gpu
         from baton.kernels.paging.arena_gpu import PagedCache
 
         cache = PagedCache.of(arena)
         if is_deterministic:
-            write = partial(rope_kv_write_gpu.rope_kv_write, is_fixed=True)
-            return cache, write, fixed_attention_gpu.fixed_attention
+            write = partial(rope_kv_write_gpu.rope_kv_write, is_batch_invariant=True)
+            return cache, write, batch_invariant_attention_gpu.batch_invariant_attention
         return cache, rope_kv_write_gpu.rope_kv_write, paged_attention_gpu.paged_attention
     if _has_operators(dtype, width, *((arena,) if isinstance(arena, Tensor) else ())):
         units = CpuArena.of(arena)

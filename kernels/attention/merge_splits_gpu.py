@@ -43,10 +43,10 @@ def merge_splits(
     rules: ScoringRules,
     split: int,
     *,
-    is_fixed: bool = False,
+    is_batch_invariant: bool = False,
 ) -> None:
-    """Write `out` from the splits of each request. `is_fixed`: merge in the same order in every
-    pass."""
+    """Write `out` from the splits of each request. `is_batch_invariant`: merge in the same order in
+    every pass."""
     requests, longest, num_heads, num_splits = lse.shape
     width = partial.shape[-1]
     by_token = sequences.is_captured
@@ -56,8 +56,9 @@ def merge_splits(
         rules.sinks, sequences.context_lens, sequences.query_starts, rules.window_size,
         WIDTH=width, COLUMNS=triton.next_power_of_2(width), SPLIT=split,
         HAS_SINKS=rules.sinks is not None, HAS_WINDOW=rules.window is not None,
-        IS_CHUNKED=rules.is_chunked, NUM_FIRST=rules.num_first, AT_ONCE=MERGED_AT_ONCE[is_fixed],
-        DONE_AT=DONE_AT[is_fixed], BY_TOKEN=by_token, num_warps=4,
+        IS_CHUNKED=rules.is_chunked, NUM_FIRST=rules.num_first,
+        AT_ONCE=MERGED_AT_ONCE[is_batch_invariant], DONE_AT=DONE_AT[is_batch_invariant],
+        BY_TOKEN=by_token, num_warps=4,
     )  # fmt: skip
 
 

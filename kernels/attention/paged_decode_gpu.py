@@ -98,13 +98,13 @@ def paged_decode(
     rules: ScoringRules,
     keys_a_split: int | None = None,
     *,
-    is_fixed: bool = False,
+    is_batch_invariant: bool = False,
 ) -> None:
     """Write `out` [T, N, H] for requests with at most MAX_RUN new tokens, in a captured pass or one
     in which no request has more; otherwise for requests with one new token.
 
-    `is_fixed`: use splits of `keys_a_split` keys and tiles of MAX_RUN tokens, and merge all splits
-    one after the other, so that results are batch-invariant.
+    `is_batch_invariant`: use splits of `keys_a_split` keys and tiles of MAX_RUN tokens, and merge
+    all splits one after the other, so that results are batch-invariant.
     """
     longest = sequences.max_query_len
     if longest > MAX_RUN:
@@ -113,17 +113,17 @@ def paged_decode(
     group = num_heads // cache.num_kv_heads
     split = split_keys(sequences) if keys_a_split is None else keys_a_split
     num_splits = _num_splits(sequences, rules, split, longest)
-    if longest > 1 and not is_fixed:
+    if longest > 1 and not is_batch_invariant:
         most = MAX_PARTIAL_BYTES // (4 * num_requests * longest * num_heads * cache.width)
         while num_splits > max(1, most):
             split *= 2
             num_splits = _num_splits(sequences, rules, split, longest)
-    of_tile = MAX_RUN if is_fixed else longest
+    of_tile = MAX_RUN if is_batch_invariant else longest
     rows = max(16, min(MAX_ROWS, triton.next_power_of_2(group * of_tile)))
     tiles = triton.cdiv(group * longest, rows)
     programs = cache.num_kv_heads * tiles
     workers = min(num_requests * num_splits, triton.cdiv(ENOUGH_PROGRAMS, programs))
-    partial, lse, is_split = out, out, is_fixed or num_splits > 1
+    partial, lse, is_split = out, out, is_batch_invariant or num_splits > 1
     if is_split:
         shape = num_requests, longest, num_heads, num_splits
         partial = torch.empty(*shape, cache.width, dtype=torch.float32, device=q.device)
@@ -139,7 +139,7 @@ def paged_decode(
         HAS_SCALES=cache.has_scales, HAS_SOFTCAP=rules.has_softcap,
         HAS_WINDOW=rules.window is not None, HAS_SINKS=rules.sinks is not None,
         IS_CHUNKED=rules.is_chunked, NUM_FIRST=rules.num_first,
-        HAS_RUNS=of_tile > 1, IS_SPLIT=is_split, DONE_AT=DONE_AT[is_fixed],
+        HAS_RUNS=of_tile > 1, IS_SPLIT=is_split, DONE_AT=DONE_AT[is_batch_invariant],
         REQUESTS=REQUESTS_AT_ONCE,
         ROWS=rows, COLUMNS=cache.column_tile, KEYS=min(split, keys_a_tile(q, cache)),
         num_warps=8 if rows == MAX_ROWS else 4,  # or accumulators of so many rows would spill
@@ -149,7 +149,9 @@ def paged_decode(
         num_stages=3, maxnreg=_max_registers(rows, of_tile, cache),
     )  # fmt: skip
     if is_split:
-        merge_splits(partial, lse, out, sequences, rules, split, is_fixed=is_fixed)
+        merge_splits(
+            partial, lse, out, sequences, rules, split, is_batch_invariant=is_batch_invariant
+        )
 
 
 def _max_registers(rows: int, longest: int, cache: PagedCache) -> int | None:

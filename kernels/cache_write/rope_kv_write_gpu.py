@@ -42,17 +42,17 @@ def rope_kv_write(
     head_norm: HeadNorm | None = None,
     rotation: Rotation | None = None,
     *,
-    is_fixed: bool = False,
+    is_batch_invariant: bool = False,
 ) -> Tensor:
     """qkv [T, N + 2K, H] -> the queries [T, N, H], ready for attention.
 
-    `is_fixed`: results must be batch-invariant. The order of additions in a norm depends on the
-    number of tokens of a program, so that number is fixed then.
+    `is_batch_invariant`: results must be batch-invariant. The order of additions in a norm depends
+    on the number of tokens of a program, so that number is fixed then.
     """
     num_tokens, num_heads, width = qkv.shape
     num_queries = num_heads - 2 * cache.num_kv_heads
     q = torch.empty(num_tokens, num_queries, width, dtype=qkv.dtype, device=qkv.device)
-    tile = 1 if is_fixed or num_tokens <= FEW_TOKENS else MANY
+    tile = 1 if is_batch_invariant or num_tokens <= FEW_TOKENS else MANY
     columns = triton.next_power_of_2(width)
     cos, sin = (qkv, qkv) if rotation is None else rotation
     norm = HeadNorm(qkv, qkv, 0.0) if head_norm is None else head_norm

@@ -77,16 +77,16 @@ def grouped_tiles(
     rows_of: Rows | None = None,
     bias: Tensor | None = None,
     *,
-    is_fixed: bool = False,
+    is_batch_invariant: bool = False,
 ) -> Tensor:
     """x [P, K] by group, weights [E, N, K], bias [E, N] -> [P, N]; rows may be placed by `rows_of`.
-    `is_fixed`: results are batch-invariant."""
+    `is_batch_invariant`: results are batch-invariant."""
     x, weights = x.contiguous(), weights.contiguous()
     width, (num_groups, num_columns, _) = x.shape[1], weights.shape
     num_rows = len(x) if rows_of is None else len(rows_of.pairs)
     out = torch.empty(num_rows, num_columns, dtype=x.dtype, device=x.device)
     # A group with few rows is bound by the bytes of its matrix, one with many by arithmetic.
-    few = num_rows < FEW_ROWS * num_groups and not is_fixed
+    few = num_rows < FEW_ROWS * num_groups and not is_batch_invariant
     rows, columns = (16, 64) if few else (64, 128)
     max_tiles = triton.cdiv(num_rows, rows) + num_groups
     _multiply[triton.cdiv(num_columns, columns), max_tiles](

@@ -31,15 +31,15 @@ def grouped_quantized(
     zeros: Tensor | None = None,
     rows_of: Rows | None = None,
     bias: Tensor | None = None,
-    is_fixed: bool = False,
+    is_batch_invariant: bool = False,
 ) -> Tensor:
     """x [P, K], items [E, N, K or K / 2], scales [E, N / group[0], K / group[1]], bias [E, N] ->
-    [P, N]; rows may be placed by `rows_of`. `is_fixed`: results are batch-invariant."""
+    [P, N]; rows may be placed by `rows_of`. `is_batch_invariant`: results are batch-invariant."""
     x = x.contiguous()
     width, (num_groups, num_columns, _) = x.shape[1], items.shape
     num_rows = len(x) if rows_of is None else len(rows_of.pairs)
     out = torch.empty(num_rows, num_columns, dtype=x.dtype, device=x.device)
-    few = num_rows < FEW_ROWS * num_groups and not is_fixed
+    few = num_rows < FEW_ROWS * num_groups and not is_batch_invariant
     rows, columns = (16, 64) if few else (64, 64)
     max_tiles = triton.cdiv(num_rows, rows) + num_groups
     _multiply[triton.cdiv(num_columns, columns), max_tiles](

@@ -11,7 +11,7 @@ Every matrix may have a bias. If the input is scaled (Llama 4), p multiplies x, 
 The ends of the groups stay on the device, so that no pass waits for them and graphs can include
 them. Compiled CPU operators add a token's experts in the order of expert numbers, so results are
 batch-invariant. torch and GPUs add them in the order of choice, with products split by the number
-of pairs, unless weights are `is_fixed`.
+of pairs, unless weights are `is_batch_invariant`.
 
 T tokens, C choices a token, P = T C pairs, E experts, D width, F feed-forward width.
 """
@@ -74,7 +74,7 @@ class ExpertWeights:
     """[E, D]"""
     gating: Gating = SWIGLU
     is_input_scaled: bool = False
-    is_fixed: bool = False
+    is_batch_invariant: bool = False
     """Whether results on a GPU must be batch-invariant; no library is used then."""
 
 
@@ -160,7 +160,7 @@ def _by_groups(x: Tensor, weights: ExpertWeights, routed: Routed, shared: Shared
         from baton.kernels.experts import moe_gpu as gpu
 
         gate_up, down = weights.gate_up, weights.down
-        if gpu.takes(x, gate_up, routed, is_fixed=weights.is_fixed):
+        if gpu.takes(x, gate_up, routed, is_batch_invariant=weights.is_batch_invariant):
             assert isinstance(gate_up, (Tensor, QuantizedExperts))
             assert isinstance(down, (Tensor, QuantizedExperts))
             return gpu.moe(
@@ -171,7 +171,7 @@ def _by_groups(x: Tensor, weights: ExpertWeights, routed: Routed, shared: Shared
                 routed,
                 (None, None) if shared is None else (shared.out, shared.gate),
                 is_input_scaled=weights.is_input_scaled,
-                is_fixed=weights.is_fixed,
+                is_batch_invariant=weights.is_batch_invariant,
             )
     pairs = routed.pairs.flatten().long()  # [P]
     num_choices = routed.experts.shape[1]

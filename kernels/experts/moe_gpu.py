@@ -29,14 +29,14 @@ Biases = tuple[Tensor | None, Tensor | None]
 """Biases [E, 2F] of gate and up, and [E, D] of down."""
 
 
-def takes(x: Tensor, gate_up: object, routed: Routed, *, is_fixed: bool) -> bool:
+def takes(x: Tensor, gate_up: object, routed: Routed, *, is_batch_invariant: bool) -> bool:
     """Whether to use these kernels: not for so many pairs that sorting rows for a library is
     faster. If results must be batch-invariant they are always used, as a library's kernel depends
     on the number of pairs."""
     if isinstance(gate_up, QuantizedExperts):
         return True
     is_many = isinstance(gate_up, Tensor) and has_library(x, gate_up, routed.pairs.numel())
-    return isinstance(gate_up, Tensor) and (is_fixed or not is_many)
+    return isinstance(gate_up, Tensor) and (is_batch_invariant or not is_many)
 
 
 def moe(
@@ -48,16 +48,16 @@ def moe(
     shared: tuple[Tensor | None, Tensor | None],
     *,
     is_input_scaled: bool,
-    is_fixed: bool = False,
+    is_batch_invariant: bool = False,
 ) -> Tensor:
     """x [T, D] -> [T, D]. `experts`: weights of gate and up, and of down. `shared`: the shared
-    expert's output [T, D] and its gate [T, 1], whose sigmoid is its weight. `is_fixed`: results are
-    batch-invariant."""
+    expert's output [T, D] and its gate [T, 1], whose sigmoid is its weight. `is_batch_invariant`:
+    results are batch-invariant."""
     pairs, shares = routed.pairs.flatten(), routed.shares.flatten().contiguous()
     num_choices = routed.experts.shape[1]
     given = shares if is_input_scaled else None
     source = Rows(pairs=pairs, num_choices=num_choices, shares=given)
-    multiply = partial(_multiply, is_fixed=is_fixed)
+    multiply = partial(_multiply, is_batch_invariant=is_batch_invariant)
     inner = multiply(x, experts[0], routed.stops, source, biases[0])
     target = Rows(pairs=pairs, is_scattered=True)
     by_pair = multiply(gating(inner), experts[1], routed.stops, target, biases[1])
@@ -79,11 +79,13 @@ def _multiply(
     rows_of: Rows,
     bias: Tensor | None,
     *,
-    is_fixed: bool,
+    is_batch_invariant: bool,
 ) -> Tensor:
     if isinstance(experts, QuantizedExperts):
-        return experts.multiply_pairs(x, stops, rows_of, bias, is_fixed=is_fixed)
-    return grouped_tiles(x, experts, stops, rows_of, bias, is_fixed=is_fixed)
+        return experts.multiply_pairs(
+            x, stops, rows_of, bias, is_batch_invariant=is_batch_invariant
+        )
+    return grouped_tiles(x, experts, stops, rows_of, bias, is_batch_invariant=is_batch_invariant)
 
 
 @triton.jit

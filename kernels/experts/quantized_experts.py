@@ -94,10 +94,10 @@ class QuantizedExperts:
         rows_of: Rows | None = None,
         bias: Tensor | None = None,
         *,
-        is_fixed: bool = False,
+        is_batch_invariant: bool = False,
     ) -> Tensor:
         """The same on a GPU: rows of x are found by `rows_of`, or x is [P, K] by expert if it is
-        None. `is_fixed`: results are batch-invariant."""
+        None. `is_batch_invariant`: results are batch-invariant."""
         from baton.kernels.experts import grouped_quantized_gpu as grouped_quantized
         from baton.kernels.products import fp8_rows_gpu as fp8_rows
 
@@ -107,7 +107,8 @@ class QuantizedExperts:
             x = fp8_rows.round_rows(x, self.group[1] or x.shape[1])
         return grouped_quantized.grouped_quantized(
             x, self.items, self.scales, stops,
-            group=self.group, zeros=self.zeros, rows_of=rows_of, bias=bias, is_fixed=is_fixed,
+            group=self.group, zeros=self.zeros, rows_of=rows_of, bias=bias,
+            is_batch_invariant=is_batch_invariant,
         )  # fmt: skip
 
 

@@ -3,10 +3,10 @@
     score[n, s] = scale (q_latent[n] . latent[s] + q_rope[n] . rope[s])         s among the chosen
     out[n]      = sum over s of softmax(score[n])[s] latent[s]                                [N, L]
 
-The arena is that of mla_attention.py; choose_tokens.py beside it says which tokens, by their slots.
-If all visible tokens are chosen, the result equals mla_attention's; on a CPU to the bit.
+The arena is that of mla_attention.py; the tokens are chosen in choose_tokens.py, by their slots. If
+all visible tokens are chosen, the result equals that of mla_attention, on a CPU bit by bit.
 
-T new tokens, N heads, L width of the latent, R of the part that turns, K tokens that are chosen.
+T new tokens, N heads, L width of the latent, R of the rotated part, K tokens that are chosen.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def chosen_attention(
     chosen: Chosen,
     scale: float,
     *,
-    is_fixed: bool = False,
+    is_batch_invariant: bool = False,
 ) -> Tensor:
-    """q_latent [T, N, L] and q_rope [T, N, R] -> attention output [T, N, L]; `is_fixed` as in
-    mla_attention.py."""
+    """q_latent [T, N, L] and q_rope [T, N, R] -> attention output [T, N, L]; `is_batch_invariant`
+    as in mla_attention.py."""
     width = q_latent.shape[-1] + q_rope.shape[-1]
     if (
         q_latent.shape[:2] != q_rope.shape[:2]
@@ -44,10 +44,12 @@ def chosen_attention(
             f"do not fit: {q_latent.shape=} {q_rope.shape=} {arena.shape=} {chosen.slots.shape=}"
         )
     if q_latent.is_cuda:  # Triton, which CPUs do without
-        from baton.kernels.latent_attention import fixed_mla_attention_gpu as fixed
+        from baton.kernels.latent_attention import batch_invariant_mla_attention_gpu as invariant
         from baton.kernels.latent_attention import mla_attention_gpu as gpu
 
-        attend = fixed.fixed_mla_attention if is_fixed else gpu.mla_attention
+        attend = (
+            invariant.batch_invariant_mla_attention if is_batch_invariant else gpu.mla_attention
+        )
         one_by_one = arena.view(-1, 1, 1, width)
         return attend(q_latent, q_rope, one_by_one, token_by_token(chosen), scale)
     if cpu.runs(q_latent, arena):

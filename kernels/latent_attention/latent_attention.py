@@ -11,7 +11,7 @@ token that it sees, the number of multiplications per head is
 
 so decoding uses the absorbed form, and long prompt chunks the expanded one (`is_expanded_cheaper`).
 The bits of a prompt token thus depend on its chunk; those of decoded tokens never do. Weights that
-are `is_fixed` always use the absorbed form.
+are `is_batch_invariant` always use the absorbed form.
 
 T new tokens, S tokens a block, M blocks of a request; the other letters as in latent_heads.py.
 """
@@ -50,7 +50,7 @@ def latent_attention(
 ) -> Tensor:
     """q [T, N, P + R] and its rotated part q_rope [T, N, R] -> [T, N, V]."""
     is_short = sequences.max_query_len < MIN_EXPANDED
-    if is_short or sequences.is_captured or weights.is_fixed:
+    if is_short or sequences.is_captured or weights.is_batch_invariant:
         return absorbed(q, q_rope, weights, arena, sequences, scale)
     out, start = q.new_empty(*q.shape[:2], weights.heads.value_dim), 0
     for is_expanded, part in _parts(weights.heads, sequences, q.element_size()):
@@ -106,7 +106,9 @@ def absorbed(
     scale: float,
 ) -> Tensor:
     q_latent = head_linear(q[..., : weights.heads.nope_dim], weights.absorb)  # [T, N, L]
-    attended = mla_attention(q_latent, q_rope, arena, sequences, scale, is_fixed=weights.is_fixed)
+    attended = mla_attention(
+        q_latent, q_rope, arena, sequences, scale, is_batch_invariant=weights.is_batch_invariant
+    )
     return head_linear(attended, weights.values)
 
 

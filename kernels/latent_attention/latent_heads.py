@@ -47,7 +47,7 @@ class LatentWeights:
     absorb: HeadWeight  # U_k^T [N, L, P]
     keys: HeadWeight | None  # U_k [N, P, L]; None where attention is always absorbed
     values: HeadWeight  # U_v [N, V, L]
-    is_fixed: bool = False
+    is_batch_invariant: bool = False
     """Whether results must be batch-invariant, so that the absorbed form is always used."""
 
     @classmethod
@@ -56,7 +56,7 @@ class LatentWeights:
         weight: Tensor,
         shape: LatentShape,
         *,
-        is_fixed: bool = False,
+        is_batch_invariant: bool = False,
         is_always_absorbed: bool = False,
     ) -> LatentWeights:
         """Prepares weights [N (P + V), L]; if they are packed, the original is not needed any
@@ -65,10 +65,10 @@ class LatentWeights:
         keys, values = torch.split(by_head, [shape.nope_dim, shape.value_dim], dim=1)
         return cls(
             shape,
-            pack_heads(keys.transpose(1, 2), is_fixed=is_fixed),
-            None if is_fixed or is_always_absorbed else pack_heads(keys),
-            pack_heads(values, is_fixed=is_fixed),
-            is_fixed,
+            pack_heads(keys.transpose(1, 2), is_batch_invariant=is_batch_invariant),
+            None if is_batch_invariant or is_always_absorbed else pack_heads(keys),
+            pack_heads(values, is_batch_invariant=is_batch_invariant),
+            is_batch_invariant,
         )
 
     @property

@@ -11,8 +11,8 @@ per token are cached and read instead of 2 N H, and N heads share one matrix pro
 that of the model's own heads: one over the root of the width of q_nope and q_rope together.
 
 A token sees the tokens of its request up to and including itself. The compiled CPU operator and
-fixed_mla_attention_gpu.py are batch-invariant, and independent of chunks and the number of threads;
-torch, the fallback, is not.
+batch_invariant_mla_attention_gpu.py are batch-invariant, and independent of chunks and the number
+of threads; torch, the fallback, is not.
 
 T new tokens of all requests, N heads, L width of the latent, R of the part that rotates, S tokens a
 block.
@@ -39,11 +39,11 @@ def mla_attention(
     sequences: Sequences,
     scale: float,
     *,
-    is_fixed: bool = False,
+    is_batch_invariant: bool = False,
 ) -> Tensor:
     """q_latent [T, N, L] and q_rope [T, N, R] -> attention output [T, N, L].
 
-    `is_fixed`: results on a GPU must be batch-invariant.
+    `is_batch_invariant`: results on a GPU must be batch-invariant.
     """
     width = q_latent.shape[-1] + q_rope.shape[-1]
     if (
@@ -53,11 +53,13 @@ def mla_attention(
     ):
         raise ValueError(f"do not fit: {q_latent.shape=} {q_rope.shape=} {arena.shape=}")
     if q_latent.is_cuda:  # Triton, which CPUs do without
-        from baton.kernels.latent_attention import fixed_mla_attention_gpu as fixed
+        from baton.kernels.latent_attention import batch_invariant_mla_attention_gpu as invariant
         from baton.kernels.latent_attention import mla_attention_gpu as gpu
 
-        if is_fixed:
-            return fixed.fixed_mla_attention(q_latent, q_rope, arena, sequences, scale)
+        if is_batch_invariant:
+            return invariant.batch_invariant_mla_attention(
+                q_latent, q_rope, arena, sequences, scale
+            )
         return gpu.mla_attention(q_latent, q_rope, arena, sequences, scale)
     if compiled.runs(q_latent, arena):
         return compiled.mla_attention(q_latent, q_rope, arena, sequences, scale)

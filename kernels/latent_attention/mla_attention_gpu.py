@@ -1,24 +1,25 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, allow-incomplete-defs
 # mypy: no-warn-return-any
-"""Latent attention: the heads of a token are the rows of a product with one latent a key.
+"""Latent attention on a GPU: the heads of a token are the rows of a product with one latent per
+key.
 
     a program     some heads of one new token, one split of its context
-    a tile        latents [keys, L] and what rotates [keys, R], read once: keys, and then values
+    a tile        latents [keys, L] and rotated parts [keys, R], read once: as keys, then as values
 
-128 heads of 576 numbers make 240 operations of a byte read, about what a Hopper balances, so tiles
-have 64 rows where there are that many heads: less would leave its tensor cores idle. What a split
-gives, L float32 of each head, is as much as 200 keys. So contexts are split no more than it takes
-to employ the device, which a token's last bits may tell; passes of many new tokens have programs
-enough, and are not split at all.
+128 heads of 576 numbers are 240 operations per byte read, about the balance of a Hopper. So tiles
+have 64 rows where there are that many heads: fewer would leave tensor cores idle. The partial
+result of a split, L float32 per head, is as large as 200 keys. So contexts are split only as far as
+it takes to occupy the device; a token's last bits may depend on that. Passes of many new tokens
+have enough programs, and are not split at all.
 
-Splits follow from the contexts that there are, not from how long they may become; only the device
-knows them when a graph runs, so each program works out for itself which one it has. Each new token
-has its own, decoded or drafted: those of a draft find in the L2 cache what the first of them read.
+Splits follow from the actual contexts, not from how long they may become; only the device knows
+these when a graph runs, so each program finds its own split. Each new token has its own splits,
+decoded or drafted: the drafts of a request find in the L2 cache what the first of them read.
 
-    tokens see   700        40      300           in splits of their sum / how many are wanted,
+    tokens see   700        40      300           in splits of their sum / wanted splits,
     splits       0  1  2  |  3  |  4  5           and of 256 keys at least
-    programs     0  1  2     3     4  5  (6 ..)   wanted + T; those behind have nothing
-    merged       |-----|    as it is  |--|
+    programs     0  1  2     3     4  5  (6 ..)   wanted + T; those after the last split are idle
+    merged       |-----|    final  |--|
 
     partial [items, N, L], lse [items, N] float32
 

@@ -28,7 +28,7 @@ def gather_blocks(layers: Sequence[Tensor], blocks: Tensor) -> Tensor:
 
 
 def scatter_blocks(staging: Tensor, layers: Sequence[Tensor], blocks: Tensor) -> None:
-    """uint8 [L, B, bytes] into layers uint8 [blocks, bytes]; no block may be named twice."""
+    """Copies uint8 [L, B, bytes] to layers uint8 [blocks, bytes]. The blocks must be distinct."""
     if staging.shape != _checked_staging(layers, blocks).shape:
         raise ValueError(f"{tuple(staging.shape)} for {len(layers)} layers of {len(blocks)} blocks")
     if layers[0].is_cuda:
@@ -41,7 +41,7 @@ def scatter_blocks(staging: Tensor, layers: Sequence[Tensor], blocks: Tensor) ->
 
 
 def _checked_staging(layers: Sequence[Tensor], blocks: Tensor) -> Tensor:
-    """Not yet filled."""
+    """An uninitialized staging buffer, after checks of the arguments."""
     first = layers[0]
     if any(each.shape != first.shape or not each.is_contiguous() for each in layers):
         raise ValueError("layers must be alike and contiguous")

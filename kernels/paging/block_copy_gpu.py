@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, allow-incomplete-defs
 # mypy: no-warn-return-any
-"""Blocks of all layers gathered, or scattered, in one launch: see kernels/paging/block_copy.py.
+"""Gathers or scatters blocks of all layers in one launch: see kernels/paging/block_copy.py.
 
-A program copies up to 16 KB of one block of one layer, 16 bytes a thread; where a layer lies is
-read from a table of addresses, which is made anew for each call (layers are few).
+A program copies up to 16 KB of one block of one layer, 16 bytes per thread. The addresses of layers
+are in a table, which is made for each call, as there are few.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _launch(layers: Sequence[Tensor], blocks: Tensor, staging: Tensor, is_gather
     addresses = uploaded(torch.tensor(starts), staging.device)
     num_words = block_bytes // WORD_BYTES
     words = min(MAX_WORDS, triton.next_power_of_2(num_words))
-    # Blocks come first: of the second and third there may be no more than 65,535.
+    # Blocks are the first dimension, since the other two are limited to 65,535.
     grid = len(blocks), triton.cdiv(num_words, words), len(layers)
     if len(blocks):
         _copy[grid](

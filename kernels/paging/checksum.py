@@ -1,17 +1,17 @@
-"""XXH3-64 of units of memory: seed 0 and the default secret, as the `xxhash` package computes it.
+"""XXH3-64 checksums of units of memory: seed 0 and the default secret, as in the `xxhash` package.
 
-Of more than 240 bytes, which is what KV comes in:
+For more than 240 bytes, as units of KV have:
 
     sums [8]                                          eight lanes of 64 bits
     for each stripe d [8] of 64 bytes, s of its block of 16:
         k = d ^ secret[8 s ..]
         sums += swap neighbours(d) + low half(k) * high half(k)
-    behind each full block:
+    after each full block:
         sums = (sums ^ sums >> 47 ^ secret[128 ..]) * P32_1
     checksum = avalanche(length * P64_1 + sum over pairs of fold(sums ^ secret[11 ..]))
 
 and the last 64 bytes are one more stripe, whether or not they overlap the one before. Arithmetic is
-modulo 2^64; fold(a, b) is the upper half of the product of 128 bits xor its lower half.
+modulo 2^64; fold(a, b) is the upper half of the 128-bit product xor its lower half.
 """
 
 from __future__ import annotations
@@ -40,39 +40,40 @@ P32_1, P32_2, P32_3 = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D
 P64_1, P64_2, P64_3 = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
 P64_4, P64_5 = 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5
 SUMS = (P32_3, P64_1, P64_2, P64_3, P64_4, P32_2, P64_5, P32_1)
-"""Before the first stripe."""
+"""The initial sums."""
 AVALANCHE = 0x165667919E3779F9
 STRIPE_BYTES, BLOCK_BYTES = 64, 1024
 WORD_BYTES = 8
 MIN_LONG_BYTES = 241
-"""Shorter units are summed up otherwise; only the compiled kernel knows how."""
+"""XXH3 has other rules for shorter units; only the compiled kernel implements them."""
 _WORD64 = 2**64 - 1
 
 
 def is_compiled() -> bool:
-    """Whether this machine has the functions that work on memory."""
+    """Whether this machine has the compiled functions."""
     return library() is not None
 
 
 def checksums(parts: Parts, unit_bytes: int) -> bytes:
-    """The checksums of the units of all parts, 8 bytes each, the lowest first; only where
-    `is_compiled`.
+    """The checksums of the units of all parts, 8 bytes each, little-endian. Needs `is_compiled`.
 
-    Raises ValueError for a part that is not some units long.
+    Raises ValueError if the length of a part is not a multiple of the unit's.
     """
     return cpu.checksums(parts, unit_bytes)
 
 
 def copy_checksums(sources: Parts, targets: Parts, unit_bytes: int) -> bytes:
-    """Copy each source to its target, in one pass over memory; only where `is_compiled`.
+    """Copy each source to its target, in one pass over memory. Needs `is_compiled`.
 
-    The checksums are the targets': a source may be memory that another process writes to.
+    The checksums are those of the targets, since a source may be memory that another process writes
+    to.
     """
     return cpu.copy_checksums(sources, targets, unit_bytes)
 
 
 def device_checksums(units: Tensor) -> Tensor:
-    """uint8 [U, unit bytes] -> int64 [U]: the bits of each unit's checksum, on its device."""
+    """uint8 [U, unit bytes] -> int64 [U]: the bits of each unit's checksum, computed on its
+    device."""
     if units.dtype is not torch.uint8 or units.dim() != 2 or units.shape[1] < MIN_LONG_BYTES:
         raise ValueError(f"units are uint8 [U, {MIN_LONG_BYTES} or more], not {units.shape}")
     if units.is_cuda:
@@ -87,14 +88,14 @@ def device_checksums(units: Tensor) -> Tensor:
 
 
 def can_sum_up(unit_bytes: int) -> bool:
-    """Whether `device_checksums` works, on any device, for units of this length."""
+    """Whether `device_checksums` supports units of this length, on any device."""
     return unit_bytes >= MIN_LONG_BYTES and not unit_bytes % WORD_BYTES
 
 
 def row_checksums(groups: Sequence[Tensor], unit_bytes: int) -> list[bytes]:
-    """The checksums of the units of each uint8 [R, bytes], contiguous, as `checksums` gives them.
+    """The checksums of the units of each uint8 [R, bytes], contiguous, in the form of `checksums`.
 
-    Summed up where the rows lie, on the current stream, for which this waits, once.
+    They are computed on the rows' device, on the current stream, for which this waits once.
     """
     launched = [device_checksums(rows.view(-1, unit_bytes)) for rows in groups]
     packed = memoryview(torch.cat(launched).cpu().numpy().tobytes())
@@ -103,8 +104,8 @@ def row_checksums(groups: Sequence[Tensor], unit_bytes: int) -> list[bytes]:
 
 
 def differing(actual: bytes, expected: bytes) -> list[int]:
-    """The numbers of the units whose checksums are not as expected. Raises ValueError if there are
-    not equally many."""
+    """The indices of the units whose checksums differ from the expected ones. Raises ValueError if
+    the numbers of checksums differ."""
     if len(actual) != len(expected):
         raise ValueError(f"{len(actual)} bytes of checksums, {len(expected)} expected")
     if actual == expected:
@@ -118,12 +119,12 @@ def differing(actual: bytes, expected: bytes) -> list[int]:
 
 
 def signed(checksum: int) -> int:
-    """As an int64 of the same bits."""
+    """The int64 with the same bits."""
     return checksum - (1 << 64) if checksum >> 63 else checksum
 
 
 def reference(data: bytes) -> int:
-    """The definition, of more than 240 bytes."""
+    """The definition, for more than 240 bytes."""
     sums = list(SUMS)
     for start in range(0, len(data), BLOCK_BYTES):
         is_last = len(data) - start <= BLOCK_BYTES

@@ -1,6 +1,6 @@
-"""XXH3-64 of memory, compiled, and of copies as they are made; on the caller's thread alone.
+"""Compiled XXH3-64 of memory, optionally while it is copied; on the calling thread alone.
 
-The interpreter goes on meanwhile: other Python threads run.
+The GIL is released meanwhile.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from baton.kernels.cpu.library import library
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Parts: TypeAlias = Sequence[Buffer] | Sequence[Sequence[memoryview]]
-"""Stretches of memory, one behind the other; or several such sequences, likewise."""
+"""Ranges of memory, concatenated; or several such sequences."""
 
 
 class _View(ctypes.Structure):
-    """CPython's Py_buffer: the way to the address of memory that is only to be read."""
+    """CPython's Py_buffer, which gives the address of read-only memory."""
 
     _fields_ = (
         ("address", ctypes.c_void_p),
@@ -95,7 +95,7 @@ def tensor_checksums(units: Tensor) -> bytes:
 
 
 def _groups(parts: Parts) -> list[BlockViews | Buffer]:
-    """What one call is made for: blocks of one memory, or one stretch."""
+    """The groups that one call each processes: blocks of one memory, or one range."""
     if isinstance(parts, BlockViews):
         return [parts]
     found: list[BlockViews | Buffer] = []
@@ -110,7 +110,8 @@ def _groups(parts: Parts) -> list[BlockViews | Buffer]:
 def _pairs(
     sources: list[BlockViews | Buffer], targets: list[BlockViews | Buffer]
 ) -> Iterator[tuple[BlockViews | Buffer, BlockViews | Buffer]]:
-    """Sources and targets of as many blocks; all one by one, where they are grouped otherwise."""
+    """Pairs of sources and targets with the same number of blocks; block by block if they are
+    grouped differently."""
     if [*map(_num_blocks, sources)] != [*map(_num_blocks, targets)]:
         sources, targets = _one_by_one(sources), _one_by_one(targets)
     if len(sources) != len(targets):
@@ -140,7 +141,7 @@ def _size_of(group: BlockViews | Buffer) -> int:
 
 
 class Looks:
-    """Into memory that nobody can free or resize until they are over."""
+    """Holds buffers, so that nobody can free or resize their memory meanwhile."""
 
     def __init__(self) -> None:
         self._views: list[_View] = []
@@ -171,7 +172,7 @@ class Looks:
 
 
 def _run(target: Blocks, source: Blocks | None, size: int, unit_bytes: int) -> bytes:
-    """Checksums of the targets' units, copied there first where there are sources."""
+    """Checksums of the targets' units, which are copied there first if there are sources."""
     num_units = num_units_of(size, unit_bytes)
     num_all = num_units * target.num_rows * target.num_starts
     sums = ctypes.create_string_buffer(_WORD_BYTES * num_all)

@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, allow-incomplete-defs
 # mypy: no-warn-return-any
-"""XXH3-64 of many units on a GPU: see kernels/paging/checksum.py for what it is.
+"""XXH3-64 of many units on a GPU: see kernels/paging/checksum.py for the definition.
 
-A program sums up one unit: a block of 16 stripes of 8 lanes is one tile, whose stripes are added in
-a tree (sums modulo 2^64 have no order), and the next block is on its way meanwhile.
+A program processes one unit: a block of 16 stripes of 8 lanes is one tile, whose stripes are added
+in a tree (sums modulo 2^64 have no order), while the next block is being loaded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _AVALANCHE = tl.constexpr(AVALANCHE)
 
 
 def checksums(units: Tensor) -> Tensor:
-    """uint8 [U, unit bytes] -> int64 [U]. Raises ValueError for units that are no 64-bit words."""
+    """uint8 [U, unit bytes] -> int64 [U]. Raises ValueError unless units are whole 64-bit words."""
     num_units, unit_bytes = units.shape
     if unit_bytes % WORD_BYTES or units.stride(0) % WORD_BYTES or units.stride(1) != 1:
         raise ValueError(f"units of {unit_bytes} bytes, {units.stride()} apart")
@@ -47,7 +47,8 @@ def checksums(units: Tensor) -> Tensor:
 
 @cache
 def _constants(device: torch.device) -> Tensor:
-    """The secret by words [24]; its words from bytes 121 and 11 on [8] each; the first sums [8]."""
+    """The secret by words [24]; its words from bytes 121 and 11 on, [8] each; the initial sums
+    [8]."""
     last = len(SECRET) - STRIPE_BYTES - 7
     parts = SECRET + SECRET[last : last + STRIPE_BYTES] + SECRET[11 : 11 + STRIPE_BYTES]
     words = struct.unpack(f"<{len(parts) // WORD_BYTES}Q", parts) + SUMS
@@ -66,7 +67,7 @@ def _sum_up(words, stride, constants, out, num_words):
     at = stripe * 8 + lane[None, :]
     swapped = stripe * 8 + (lane ^ 1)[None, :]
     for start in range(0, num_words, 128):
-        # The stripe that ends the unit is no part of its block, but comes last of all.
+        # The last stripe of a unit does not belong to its block; it is added at the end.
         is_full = num_words - start > 128
         num_stripes = tl.where(is_full, 16, (num_words - start - 1) // 8)
         inside = stripe < num_stripes
@@ -87,7 +88,7 @@ def _sum_up(words, stride, constants, out, num_words):
 
 @triton.jit
 def _added(words, at, swapped, secret, inside):
-    """The numbers that the stripes of a tile add to the sums [8]."""
+    """The terms that the stripes of a tile add to the sums [8]."""
     data = tl.load(words + at, mask=inside, other=0)
     beside = tl.load(words + swapped, mask=inside, other=0)
     key = (data ^ secret).to(tl.uint64, bitcast=True)

@@ -1,21 +1,21 @@
-"""An int4 arena of one layer, whose blocks are quantised once full (kernels/paging/int4_block.py).
+"""An int4 arena of one layer, whose blocks are quantized once full (kernels/paging/int4_block.py).
 
     a request's tokens    | 4 bit  | 4 bit  | 4 bit  | open ...        S tokens a block
-    the token at t sees     in 4 bits, up to its block | its own block, up to itself, as computed
+    the token at t sees     4-bit blocks before its own | its own block, up to itself, unquantized
 
 This holds within a pass, too: in a chunk of three blocks, tokens of the third read the second in 4
-bits, and tokens of the second do not. So chunks, prefix hits and batches change nothing.
+bits, and tokens of the second do not. So results do not depend on chunks, prefix hits or batches.
 
-    units       [blocks][K][unit bytes]     the full ones; what an open block holds here is void
-    open rows   [slots][O][K][2][S][H]      of each request that runs: its last blocks, from pass to
-                                            pass; block b where b % O is
-    pass rows   [T + R (S - 1)][2][K][H]    of a layer, during a pass: the blocks it writes into, as
-                                            computed. Of request r from query_starts[r] + r (S - 1)
-                                            on: what its open block held before, its new tokens
+    units       [blocks][K][unit bytes]     full blocks; the unit of an open block is undefined
+    open rows   [slots][O][K][2][S][H]      the last blocks of each running request, kept between
+                                            passes; block b at b % O
+    pass rows   [T + R (S - 1)][2][K][H]    the unquantized blocks that a layer writes during a
+                                            pass. Of request r from query_starts[r] + r (S - 1) on:
+                                            what its open block held before, then its new tokens
 
-A pass may begin before the end of the one before, as it does behind drafts that were wrong: what it
-writes over may be in the last O blocks. One that was full is quantised again, of other rows; until
-then nobody looks at what it holds in 4 bits.
+A pass may begin before the end of the previous one, after drafts that were wrong: what it
+overwrites may be in the last O blocks. A full one of them is quantized again, from other rows;
+until then its 4-bit form is not read.
 
 A replica that takes over a request gets its full blocks, and recomputes the tokens after them.
 
@@ -40,18 +40,18 @@ class RequestPart:
     """One request of a pass."""
 
     tokens: slice
-    """The tokens of the request among the T of the pass."""
+    """The request's tokens among the T of the pass."""
     rows: Tensor
-    """[first .. end - 1, 2, K, H] of the pass rows."""
+    """[end - first, 2, K, H]: its pass rows."""
     first: int
-    """Position where the block of the first new token begins."""
+    """Position at which the block of the first new token begins."""
     start: int
     """Position of the first new token."""
     end: int
     open_slot: int
     table: list[int]
     blocks: list[int]
-    """From that of the first new token on."""
+    """Its blocks, from that of the first new token on."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,7 +74,7 @@ class Int4Arena:
         return self.open_rows.shape[1]
 
     def check(self, num_tokens: int, sequences: Sequences) -> None:
-        """Raise ValueError for a pass that there is no room for."""
+        """Raise ValueError if the pass is too large."""
         num_rows = num_tokens + sequences.num_requests * (self.block_size - 1)
         num_slots = len(self.open_rows)
         if num_rows > len(self.pass_rows) or sequences.num_requests > num_slots:
@@ -84,7 +84,8 @@ class Int4Arena:
             )
 
     def write(self, kv: Tensor, sequences: Sequences) -> None:
-        """Put the pass's kv [T, 2, K, H], without infinities, into its blocks; pack full ones."""
+        """Write the pass's kv [T, 2, K, H], without infinities, to its blocks; quantize full
+        ones."""
         self.check(len(kv), sequences)
         size = self.block_size
         for part in self.parts(sequences):
@@ -100,12 +101,12 @@ class Int4Arena:
                     self._open_block(part, place)[: len(block)] = block
 
     def _open_block(self, part: RequestPart, place: int) -> Tensor:
-        """[S, 2, K, H] The rows kept of a block of the pass."""
+        """[S, 2, K, H] The open rows of a block of the pass."""
         block = part.first // self.block_size + place
         return self.open_rows[part.open_slot, block % self.num_open].permute(2, 1, 0, 3)
 
     def parts(self, sequences: Sequences) -> Iterator[RequestPart]:
-        """Request by request, in the order of the pass."""
+        """The requests in the order of the pass."""
         token, open_slots = 0, sequences.open_slots
         assert open_slots is not None, "the pass has no slots for open blocks"
         for request, (query_len, context_len) in enumerate(sequences.lengths()):
@@ -127,4 +128,4 @@ class Int4Arena:
 
 
 AnyArena = Arena | Int4Arena
-"""The KV of one layer, however it is kept."""
+"""The KV of one layer in any format."""

@@ -1,14 +1,14 @@
-"""KV of a whole block in 4 bits: keys by dimension, values by token (KIVI, Liu et al. 2024).
+"""The KV of a full block in 4 bits: keys per dimension, values per token (KIVI, Liu et al. 2024).
 
     zero   <= least              over the tokens of the block (K) or the dimensions of a token (V)
     scale  >= (most - zero) / 15
-    item   = (x - zero) / scale          rounded to the nearest, ties to even: 0 to 15
+    item   = (x - zero) / scale          rounded to nearest, ties to even: 0 to 15
     x'     = item * scale + zero         |x - x'| <= scale / 2
 
-A dimension of K is large in all tokens or in none, so what tokens share is its range; V has no such
-dimensions. Zero and scale are float16, rounded down and up, so that no x lies outside of what items
-reach; |x| above 65504, where float16 ends, counts as that. Arithmetic is float32. NaN makes a zero
-and a scale NaN, and with them all that they are shared by: such items are 0.
+A dimension of K is large in all tokens or in none, so tokens share its range; V has no such
+dimensions. Zero and scale are float16, rounded down and up, so that every x is within the range of
+items; |x| above 65504, the largest float16, is clipped to that. Arithmetic is float32. A NaN makes
+its zero and scale NaN, and so all values that share them; such items are 0.
 
     unit   items K [S][H/2], V [S][H/2]        item d in the low bits of byte d, d + H/2 in the high
            scales of K [H], zeros of K [H], scales of V [S], zeros of V [S]        float16; padding
@@ -25,12 +25,12 @@ from torch import Tensor
 
 LARGEST_ITEM = 15
 STEP_BYTES = 2
-"""The bytes of a zero or a scale."""
+"""Bytes of a zero or a scale."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """Where things lie in units [..., bytes]; what is returned shows their memory."""
+    """Views of the parts of units [..., bytes]."""
 
     units: Tensor
     block_size: int
@@ -63,7 +63,7 @@ class _Unit:
 
 
 def quantize_block(kv: Tensor, units: Tensor) -> None:
-    """Put K and V, [..., 2, S, H], into units [..., bytes] uint8."""
+    """Quantize K and V [..., 2, S, H] to units [..., bytes] uint8."""
     block_size, width = kv.shape[-2:]
     place = _Unit(units, block_size, width)
     keys, values = kv.float().unbind(-3)
@@ -80,7 +80,7 @@ def quantize_block(kv: Tensor, units: Tensor) -> None:
 
 
 def dequantize_block(units: Tensor, block_size: int, width: int) -> Tensor:
-    """K and V of units [..., bytes]: [..., 2, S, H] float32."""
+    """Dequantize units [..., bytes] to K and V [..., 2, S, H] float32."""
     place = _Unit(units, block_size, width)
     items = torch.cat((place.items & 15, place.items >> 4), dim=-1).float()
     keys, values = items.unbind(-3)
@@ -98,7 +98,7 @@ def _steps_over(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 
 
 def _ceiling(x: Tensor) -> Tensor:
-    """The smallest float16 that is not below x, which float16 reaches."""
+    """The smallest float16 that is not below x, which is within its range."""
     nearest = x.to(torch.float16) + 0.0
     bits = nearest.view(torch.int16)  # sign and magnitude: one less is nearer to zero
     above = torch.where(nearest > 0, bits + 1, torch.where(nearest < 0, bits - 1, 1))
@@ -106,7 +106,7 @@ def _ceiling(x: Tensor) -> Tensor:
 
 
 def _items(x: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
-    """uint8"""
+    """Items, uint8."""
     divisors = torch.where(scales > 0, scales, torch.ones_like(scales)).float()
     return (
         ((x - zeros.float()) / divisors)

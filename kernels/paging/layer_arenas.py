@@ -1,7 +1,7 @@
-"""The arenas of a layer that keeps more of a token than its KV (core/kv_layout.py: side caches).
+"""The arenas of a layer that caches more than KV per token (core/kv_layout.py: side caches).
 
-kv                      as of any layer
-side_caches[name]       [blocks][1][E][width]       E entries a block: one a token, or fewer
+kv                      as in any layer
+side_caches[name]       [blocks][1][E][width]       E entries a block: one per token, or fewer
 """
 
 from __future__ import annotations

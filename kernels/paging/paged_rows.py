@@ -1,6 +1,6 @@
 """Vectors of tokens in a paged arena, by position:   arena [blocks][1][S][width]
 
-The vector of position p of a request lies in block p // S of its table, at p % S.
+The vector of position p of a request is in block p // S of its table, at p % S.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from baton.kernels.paging.sequences import Sequences
 
 
 def write_rows(rows: Tensor, arena: Tensor, sequences: Sequences) -> None:
-    """Put rows [T, width] where the new tokens are; what is not finite as NaN."""
+    """Write rows [T, width] at the new tokens; infinities become NaN."""
     if arena.shape[1:] != (1, sequences.block_size, rows.shape[1]):
         raise ValueError(f"shapes do not fit: {rows.shape=} {arena.shape=}")
     if operators.runs(rows, arena):
@@ -25,7 +25,7 @@ def write_rows(rows: Tensor, arena: Tensor, sequences: Sequences) -> None:
 
 
 def owners_of(sequences: Sequences, num_tokens: int) -> Tensor:
-    """[T] int64: whose request each new token is."""
+    """[T] int64: the request of each new token."""
     starts = sequences.query_starts[: sequences.num_requests + 1]
     places = torch.arange(num_tokens, device=starts.device)
     return torch.searchsorted(starts, places, right=True) - 1
@@ -34,18 +34,19 @@ def owners_of(sequences: Sequences, num_tokens: int) -> Tensor:
 def put_rows(
     rows: Tensor, arena: Tensor, owners: Tensor, positions: Tensor, sequences: Sequences
 ) -> None:
-    """Put rows [C, ..] into an arena, or into some columns of it; what is not finite as NaN."""
+    """Write rows [C, ..] to an arena, or to some of its columns; infinities become NaN."""
     blocks, slots = _places(owners, positions, sequences)
     arena[blocks, 0, slots] = nan_if_infinite(rows)
 
 
 def nan_if_infinite(x: Tensor) -> Tensor:
-    """x, and NaN where it is infinite: a score of minus infinity would hide what is wrong."""
+    """x, with NaN in place of infinities: a score of minus infinity would hide the error."""
     return x + x * 0
 
 
 def rows_at(arena: Tensor, owners: Tensor, positions: Tensor, sequences: Sequences) -> Tensor:
-    """[.., width] of the requests `owners`, at `positions` of the same shape."""
+    """[.., width]: the vectors of the requests `owners` at `positions`, which have the same
+    shape."""
     blocks, slots = _places(owners, positions, sequences)
     return arena[blocks, 0, slots]
 

@@ -9,7 +9,7 @@ from baton.kernels.paging.sequences import Sequences
 
 
 def places_of(sequences: Sequences) -> dict[str, Tensor | int]:
-    """The inputs by which operators find the slots of tokens."""
+    """The inputs with which operators find the slots of tokens."""
     return {
         "positions": sequences.positions,
         "query_starts": sequences.query_starts,
@@ -18,7 +18,7 @@ def places_of(sequences: Sequences) -> dict[str, Tensor | int]:
 
 
 def blocks_of(sequences: Sequences) -> dict[str, Tensor | int]:
-    """The inputs by which operators find the blocks of requests."""
+    """The inputs with which operators find the blocks of requests."""
     return {
         "block_tables": sequences.block_tables,
         "block_size": sequences.block_size,

@@ -1,9 +1,9 @@
-"""An arena of one layer whose items have 8 bits, their scales behind them (core/kv_layout.py).
+"""An arena of one layer with 8-bit items, followed by their scales (core/kv_layout.py).
 
     units [blocks][K][unit bytes]     items [2][S][H], scales [2][S] float32, padding
 
-What is written is what is read: a pass attends to its own new tokens as the cache will show them to
-later ones, so that chunks and prefix hits change nothing.
+A pass attends to its own new tokens in their quantized form, as later passes do, so results do not
+depend on chunks and prefix hits.
 
 K KV heads, S tokens a block, H head width, T new tokens.
 """
@@ -31,7 +31,7 @@ class QuantizedArena:
     """H"""
 
     def write(self, blocks: Tensor, offsets: Tensor, kv: Tensor) -> Tensor:
-        """Put kv [T, 2, K, H] at `blocks` and `offsets` [T]; return it as it will be read."""
+        """Quantize kv [T, 2, K, H] into `blocks` and `offsets` [T]; returns it dequantized."""
         items, scales = quantize(kv, self.dtype)
         self._items(self.units).permute(0, 3, 2, 1, 4)[blocks, offsets] = items.view(torch.uint8)
         self._scales(self.units).permute(0, 3, 2, 1)[blocks, offsets] = scales
@@ -43,7 +43,7 @@ class QuantizedArena:
         return dequantize(self._items(found).view(self.dtype), self._scales(found)).to(dtype)
 
     def clear_tail(self, block: int, num_used: int) -> None:
-        """Zero the slots of one block behind its first `num_used` tokens."""
+        """Zero the slots of one block after its first `num_used` tokens."""
         self._items(self.units[block])[..., num_used:, :] = 0
         self._scales(self.units[block])[..., num_used:] = 0
 

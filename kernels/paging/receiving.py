@@ -1,6 +1,6 @@
-"""Pieces read from a socket into their blocks, compiled, and summed up as they are written.
+"""Compiled receiving of pieces from a socket into their blocks, with checksums computed on the way.
 
-The interpreter goes on meanwhile: other Python threads run.
+The GIL is released meanwhile.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from baton.kernels.paging.checksum_cpu import WRITABLE, Blocks, Looks, num_units
 from baton.kernels.paging.piece_stream import HEADER_BYTES, WORD_BYTES
 
 BUFFER_BYTES = 1 << 20
-"""Received at once, and as much memory of each thread that receives. Less costs more calls of the
-system, and more does not stay in the caches."""
+"""Bytes received at a time, in a buffer of each receiving thread. Less would cost more system
+calls, and more would not stay in the caches."""
 
 
 def can_receive(unit_bytes: int) -> bool:
@@ -35,12 +35,12 @@ class _Receipt(ctypes.Structure):
 
 
 class Receiving:
-    """One piece, behind its header and before its trailer, on one thread."""
+    """Receives one piece, after its header and before its trailer, on one thread."""
 
     def __init__(
         self, targets: BlockViews, unit_bytes: int, header: bytes, trailer_bytes: int = 0
     ) -> None:
-        """Only of units that it `can_receive`, and with a `header` of `HEADER_BYTES`."""
+        """Units must satisfy `can_receive`, and `header` must have `HEADER_BYTES`."""
         if not can_receive(unit_bytes) or len(header) != HEADER_BYTES:
             raise ValueError(f"units of {unit_bytes} bytes behind a header of {len(header)}")
         self._targets = targets
@@ -53,17 +53,17 @@ class Receiving:
 
     @property
     def header(self) -> bytes:
-        """What came, if it is not what was expected."""
+        """The received header, if it is not the expected one."""
         return ctypes.string_at(ctypes.addressof(self._receipt), HEADER_BYTES)
 
     @property
     def checksums(self) -> bytes:
-        """The checksum of each unit, once all are there."""
+        """The checksum of each unit, once all are received."""
         return self._sums.raw
 
     @property
     def trailer(self) -> bytes:
-        """What came behind the units, once it is there."""
+        """The bytes after the units, once received."""
         return self._trailer.raw
 
     def go_on(self, socket: int, limit_s: float) -> int:
@@ -98,7 +98,7 @@ _own = _Own()
 
 
 def _buffer() -> ctypes.Array[ctypes.c_char]:
-    """The thread's own: what is received goes through memory that its core has at hand."""
+    """The buffer of this thread; received data passes through memory in its core's caches."""
     if _own.buffer is None:
         _own.buffer = ctypes.create_string_buffer(BUFFER_BYTES)
     return _own.buffer

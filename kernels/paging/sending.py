@@ -1,8 +1,8 @@
-"""Pieces sent to a socket from their blocks, compiled, and summed up right before.
+"""Compiled sending of pieces to a socket from their blocks, with checksums computed right before.
 
-Behind a piece come the checksums of its units, and one checksum of these.
+A piece is followed by the checksums of its units, and one checksum of these.
 
-The interpreter goes on meanwhile: other Python threads run.
+The GIL is released meanwhile.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from baton.kernels.paging.checksum_cpu import CONTIGUOUS, Blocks, Looks, num_uni
 from baton.kernels.paging.piece_stream import HEADER_BYTES, WORD_BYTES, GivingUp
 
 AT_ONCE_BYTES = 512 << 10
-"""Summed up, then sent. Less costs more calls of the system, each of which wakes the receiver, and
-more does not stay in the caches until the system copies it."""
+"""Bytes that are checksummed and then sent at a time. Less would cost more system calls, each of
+which wakes the receiver; more would not stay in the caches until the kernel copies it."""
 
 
 def can_send() -> bool:
@@ -30,10 +30,10 @@ class _Dispatch(ctypes.Structure):
 
 
 class Sending:
-    """One piece, behind its header and before its checksums, on one thread."""
+    """Sends one piece, after its header and before its checksums, on one thread."""
 
     def __init__(self, sources: BlockViews, unit_bytes: int, header: bytes) -> None:
-        """Only where it `can_send`, and with a `header` of `HEADER_BYTES`."""
+        """Needs `can_send`, and a `header` of `HEADER_BYTES`."""
         if len(header) != HEADER_BYTES:
             raise ValueError(f"a header of {len(header)} bytes")
         self._sources = sources
@@ -47,8 +47,8 @@ class Sending:
     def go_on(self, socket: int, limit_s: float, giving_up: GivingUp) -> int:
         """Send more, for about `limit_s`: `State`, or -errno.
 
-        Given up meanwhile, it returns within the socket's own time limit, and looks at no block any
-        more.
+        If it is given up meanwhile, it returns within the socket's own time limit, and reads no
+        block after that.
         """
         with Looks() as looks:
             blocks: Blocks = looks.at(self._sources, CONTIGUOUS)

@@ -1,8 +1,8 @@
-"""Which tokens of a pass belong to which request, and where the KV of each request lies.
+"""The division of a pass into requests, and the blocks of each request's KV.
 
-    tokens of the pass   | request 0      | request 1 | request 2        |      T, end to end
+    tokens of the pass   | request 0      | request 1 | request 2        |      T, concatenated
                          ^ query_starts[0] ^ [1]       ^ [2]              ^ [3] = T
-    request r            tokens 0 .. context_lens[r] - 1 lie in the blocks of block_tables[r], in
+    request r            tokens 0 .. context_lens[r] - 1 are in the blocks of block_tables[r], in
                          order; the last query_starts[r + 1] - query_starts[r] of them are new
 
 T new tokens of R requests, M blocks of the longest of them.
@@ -22,13 +22,13 @@ from baton.kernels.paging.attention_plan import ArenaShape, AttentionPlan, plan_
 from baton.kernels.paging.window import Window, within
 
 MAX_RUN = 16
-"""New tokens of a request that a GPU reads a context side by side for, as for one, in passes where
-nobody has more: beyond, products are worth more than that."""
+"""Most new tokens of a request for which a GPU splits the context as in decoding, in passes where
+no request has more; with more, tiles of queries are faster."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Sequences:
-    """Tensors may be longer than R and T say: they are views into memory that is kept."""
+    """Tensors may be longer than R and T, as they are views of preallocated memory."""
 
     num_requests: int
     positions: Tensor  # [T] int64
@@ -37,18 +37,17 @@ class Sequences:
     block_tables: Tensor  # [R, M] padded with any block; int64 on a CPU, may be int32 elsewhere
     block_size: int
     max_query_len: int
-    """At least the new tokens of any request: 1 if all decode."""
+    """Upper bound of the new tokens of a request: 1 if all decode."""
     max_context_len: int
-    """At least the tokens of any request."""
+    """Upper bound of the tokens of a request."""
     open_slots: Tensor | None = None  # [R] int64
-    """Where the open block of each is, in caches that have such
-    (kernels/paging/int4_arena.py)."""
+    """The slot for open blocks of each request, for int4 caches (kernels/paging/int4_arena.py)."""
     is_captured: bool = False
-    """Whether this is a graph of passes with prompts, in which requests of other lengths will lie:
-    nothing may follow from those that they have now."""
+    """Whether a graph of passes with prompts is being captured. It will be replayed for requests of
+    other lengths, so nothing may depend on the present ones."""
     on_written: Callable[[Tensor], None] | None = None
-    """Called with the blocks of a layer when the new tokens are in them, and before anybody
-    attends to them: others may have written some of the tokens that these see."""
+    """Called with the blocks of a layer after the new tokens are written and before attention:
+    other ranks may have written some of the tokens that these attend to."""
     _plans: dict[tuple[Window, ArenaShape], AttentionPlan] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -56,15 +55,15 @@ class Sequences:
     _runs: list[Sequences] = field(default_factory=list, init=False, repr=False)
 
     def knowing(self, lengths: Iterable[tuple[int, int]]) -> Sequences:
-        """These, of which the host knows `lengths()`: nobody will wait for the device to say it."""
+        """The same with `lengths()` known to the host, so that nothing waits for the device."""
         self._lengths[:] = lengths
         return self
 
     def lengths(self) -> list[tuple[int, int]]:
-        """(query_len, context_len) of each request. If the host was not told, the first to ask
+        """(query_len, context_len) of each request. Unless the host knows them, the first call
         waits for the device.
 
-        Raises RuntimeError while a graph is captured: it would know these lengths for ever.
+        Raises RuntimeError while a graph is captured, which would contain these lengths for ever.
         """
         is_capturing = self.query_starts.is_cuda and torch.cuda.is_current_stream_capturing()
         if self.is_captured or is_capturing:
@@ -77,12 +76,12 @@ class Sequences:
         return self._lengths
 
     def wait_for_others(self, blocks: Tensor) -> None:
-        """After writing to `blocks`, all of a layer."""
+        """Called after writing to `blocks`, those of a layer."""
         if self.on_written is not None:
             self.on_written(blocks)
 
     def last_token(self) -> Sequences:
-        """The same request, of which only the last token is new; there must be no other."""
+        """The same, with only the last token new. There must be a single request."""
         if self.num_requests != 1:
             raise ValueError(f"the last token of {self.num_requests} requests")
         last = len(self.positions) - 1
@@ -94,7 +93,7 @@ class Sequences:
         ).knowing((1, context_len) for _, context_len in self._lengths)
 
     def part(self, first: int, stop: int) -> Sequences:
-        """The sequences of some neighbours among the requests, and their tokens."""
+        """The sequences of consecutive requests, and their tokens."""
         lengths = self.lengths()
         begin = sum(query_len for query_len, _ in lengths[:first])
         num_tokens = sum(query_len for query_len, _ in lengths[first:stop])
@@ -111,8 +110,7 @@ class Sequences:
         ).knowing(lengths[first:stop])
 
     def in_runs(self) -> Sequences:
-        """The same tokens, as requests of MAX_RUN new ones at most; worked out when the first
-        asks."""
+        """The same tokens, as requests of at most MAX_RUN new ones; computed on first use."""
         if self.max_query_len <= MAX_RUN:
             return self
         if not self._runs:
@@ -120,7 +118,7 @@ class Sequences:
         return self._runs[0]
 
     def some(self, first: int, stop: int) -> Sequences:
-        """Some neighbours among the requests, for whoever finds their tokens among those of all."""
+        """Consecutive requests, whose tokens keep their numbers in the pass."""
         return replace(
             self,
             num_requests=stop - first,
@@ -153,14 +151,14 @@ class Sequences:
         )
 
     def with_own_blocks(self, num_blocks: int) -> Sequences:
-        """The same request over an arena of its own; there must be no other."""
+        """The same request over an arena of its own. There must be a single request."""
         if self.num_requests != 1:
             raise ValueError(f"{self.num_requests} requests over the blocks of one")
         table = torch.arange(num_blocks, device=self.block_tables.device)
         return replace(self, block_tables=table.unsqueeze(0)).knowing(self._lengths)
 
     def plan(self, window: Window, shape: ArenaShape) -> AttentionPlan:
-        """How torch attends, in layers that see `window` tokens; worked out when the first asks."""
+        """The plan of torch's attention for layers with this window; computed on first use."""
         query_lens, context_lens = zip(*self.lengths(), strict=True)
         window = within(window, max(context_lens))
         plan = self._plans.get((window, shape))

@@ -1,11 +1,11 @@
-"""Block tables of a device brought up to date: runs of entries, written in one launch.
+"""Updates block tables on a device: runs of entries, written in one launch.
 
-    tables [R, M]    .  .  .  7  8  .  .  |  .  .  5  .  .  .  .        what is not named stays
-    runs             (3, 2, 0), (9, 1, 2)         first entry of the flat tables, how many, which
-    blocks           7  8  5                      of these first
+    tables [R, M]    .  .  .  7  8  .  .  |  .  .  5  .  .  .  .        other entries are unchanged
+    runs             (3, 2, 0), (9, 1, 2)         first entry of the flat tables, length, and the
+    blocks           7  8  5                      index of its first block in `blocks`
 
-What is uploaded are runs and blocks, one after the other, so a step in which a few requests begin a
-block costs a few bytes, whatever their contexts.
+Runs and blocks are uploaded as one array, so a step in which a few requests begin a block costs a
+few bytes, whatever their contexts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ RUN_WORDS = 3
 
 
 def write_runs(tables: Tensor, words: Tensor, num_runs: int, longest: int) -> None:
-    """Into contiguous `tables`; `words` are int32 on their device: runs, then blocks."""
+    """Writes to contiguous `tables`; `words` are int32 on their device: runs, then blocks."""
     if not tables.is_contiguous() or len(words) < RUN_WORDS * num_runs:
         raise ValueError(f"{num_runs} runs in {len(words)} words, for {tables.shape=}")
     if tables.is_cuda:

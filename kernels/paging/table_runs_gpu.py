@@ -1,6 +1,6 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, allow-incomplete-defs
-"""Runs of entries into block tables: see kernels/paging/table_runs.py. One program 1,024 entries
-of a run; those behind the end of a short one find nothing to do."""
+"""Writes runs of entries into block tables: see kernels/paging/table_runs.py. One program writes
+1,024 entries of a run; programs after the end of a short run have nothing to do."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""How far back a token sees: to the beginning, some tokens (itself among them), or its chunk's.
+"""Attention windows: all tokens before, a number of them (including the token itself), or a chunk.
 
     position        0 1 2 3 4 5 6 7 8
     3               ............[. . 8]     the last three
     Streaming(3, 2) [0 1].......[. . 8]     those and the first two: StreamingLLM (Xiao et al. 2023)
     Chunks(3)       ............[6 7 8]     positions 6 to 8 are one chunk: 7 sees 6 and 7, 6 itself
 
-What is behind it no token sees, whatever its window.
+No token sees later ones, whatever its window.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Chunks:
 @dataclass(frozen=True, slots=True)
 class Streaming:
     size: int
-    """The number of last tokens that a query sees."""
+    """Number of last tokens that a query sees."""
     num_first: int
 
     def __post_init__(self) -> None:
@@ -31,11 +31,11 @@ class Streaming:
 
 
 Window: TypeAlias = int | Chunks | Streaming | None
-"""None: a token sees all before it."""
+"""None: a token sees all tokens before it."""
 
 
 def size_of(window: int | Chunks | Streaming) -> int:
-    """The most that a token sees."""
+    """The most tokens that a token sees."""
     match window:
         case Chunks():
             return window.size
@@ -46,17 +46,18 @@ def size_of(window: int | Chunks | Streaming) -> int:
 
 
 def num_first_of(window: Window) -> int:
-    """The tokens at the beginning that are seen by all behind them."""
+    """Number of first tokens that all later tokens see."""
     return window.num_first if isinstance(window, Streaming) else 0
 
 
 def last_of(window: Window) -> int | Chunks | None:
-    """The same without them."""
+    """The window without the first tokens."""
     return window.size if isinstance(window, Streaming) else window
 
 
 def first_seen(window: Window, position: int) -> int:
-    """By a token at `position`: from here on all, and before it `num_first_of` the first."""
+    """The first position that a token at `position` sees through the window; in addition it sees
+    `num_first_of` first tokens."""
     match window:
         case None:
             return 0
@@ -69,11 +70,11 @@ def first_seen(window: Window, position: int) -> int:
 
 
 def within(window: Window, context_len: int) -> Window:
-    """The same for so many tokens: None if it hides nothing of them."""
+    """The window for a context of this length: None if it hides nothing."""
     return None if window is None or size_of(window) >= context_len else window
 
 
 def as_number(window: Window) -> int:
-    """As operators have it, but for the first tokens: 0 for none, less than 0 for chunks."""
+    """The window as operators take it, without first tokens: 0 for none, negative for chunks."""
     last = last_of(window)
     return -last.size if isinstance(last, Chunks) else last or 0

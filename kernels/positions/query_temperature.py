@@ -1,4 +1,4 @@
-"""Queries that grow with their position, in steps: attention to a long past stays sharp.
+"""Scales queries by their position, in steps, which keeps attention over long contexts sharp.
 
     y[t] = x[t] * (1 + growth * log(1 + floor((p[t] + 1) / step)))       (Nakanishi 2025; Llama 4)
 
@@ -20,7 +20,7 @@ from baton.kernels.positions import query_temperature_cpu as cpu
 class Temperature:
     growth: float
     step: float
-    """Tokens."""
+    """In tokens."""
 
 
 def query_temperature(x: Tensor, positions: Tensor, temperature: Temperature) -> Tensor:

@@ -1,5 +1,4 @@
-"""Queries that grow with their position, by the operator of
-source/positions/query_temperature.cpp."""
+"""Compiled scaling of queries by position; see source/positions/query_temperature.cpp."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn q [T, N, H] and k [T, K, H] by the angles whose cos and sin are [T, R/2]."""
+    """Rotate q [T, N, H] and k [T, K, H] by the angles with these cos and sin [T, R/2]."""
     rotary = 2 * cos.shape[-1]
     if (
         cos.shape[:-1] != q.shape[:1]
@@ -26,7 +26,7 @@ def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor
         or rotary > q.shape[-1]
     ):
         raise ValueError(f"shapes do not fit: {q.shape=} {k.shape=} {cos.shape=} {sin.shape=}")
-    # y = x * [cos, cos] + roll(x) * [-sin, sin]: three operations a tensor, whatever the width.
+    # y = x * [cos, cos] + roll(x) * [-sin, sin]: three operations per tensor, whatever the width.
     cos = torch.cat((cos, cos), dim=-1).unsqueeze(1)  # [T, 1, R]
     sin = torch.cat((-sin, sin), dim=-1).unsqueeze(1)
     if rotary == q.shape[-1]:

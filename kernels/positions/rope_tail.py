@@ -1,11 +1,11 @@
-"""Rotary positions of the last R dimensions of a head, neighbours rotating together (DeepSeek V4).
+"""Rotary positions of the last R dimensions of a head; adjacent dimensions are pairs (DeepSeek V4).
 
     y[H - R + 2i]     = x[2i] cos[i] - x[2i + 1] sin[i]        x counted from H - R on
     y[H - R + 2i + 1] = x[2i + 1] cos[i] + x[2i] sin[i]        i < R/2
 
-What lies before stays as it is. Where keys are values too, what comes out of attention is rotated
-*back*, by the angles of the token that asked: then it depends on distances alone, as scores do.
-Heads may be made of unit size first: x / sqrt(mean(x^2) + eps).
+Earlier dimensions are unchanged. Where keys are also values, the attention output is rotated
+*back*, by the angles of the query token, so that it depends on distances only, as scores do. Heads
+may be normalized first: x / sqrt(mean(x^2) + eps).
 
 T tokens, N heads, H head width.
 """
@@ -27,7 +27,7 @@ def rope_tail(
     is_back: bool = False,
     unit_eps: float | None = None,
 ) -> Tensor:
-    """x [T, N, H] by angles [T, R/2], in float32."""
+    """x [T, N, H] rotated by angles [T, R/2], in float32."""
     if cos.shape != sin.shape or len(cos) != len(x) or 2 * cos.shape[1] > x.shape[-1]:
         raise ValueError(f"shapes do not fit: {x.shape=} {cos.shape=} {sin.shape=}")
     if operators.runs(x):

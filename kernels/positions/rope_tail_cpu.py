@@ -1,4 +1,4 @@
-"""Rotary positions of the ends of heads by the operator of source/positions/rope_tail.cpp."""
+"""Compiled rotary positions of the last dimensions of heads; see source/positions/rope_tail.cpp."""
 
 from __future__ import annotations
 

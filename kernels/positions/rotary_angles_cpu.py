@@ -1,4 +1,4 @@
-"""Cosines and sines of rotary positions by the operator of source/positions/rotary_angles.cpp."""
+"""Compiled cosines and sines of rotary positions; see source/positions/rotary_angles.cpp."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 from baton.kernels.cpu.operators import Call, call, small_rows
 
 COST = 8
-"""Both functions take as long as copying so many times their results."""
+"""Both functions take as long as copying this many times their results."""
 
 
 def rotary_angles(positions: Tensor, frequencies: Tensor, factor: float) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,8 @@
 # mypy: no-warn-return-any
 """Cosines and sines of rotary positions, in one launch instead of four.
 
-One program a few tokens. The device's own sine is used, which reduces large angles exactly.
+One program handles a few tokens. The device's sine function is used, which reduces large angles
+exactly.
 """
 
 from __future__ import annotations

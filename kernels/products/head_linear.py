@@ -42,8 +42,8 @@ class PackedHeads:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FixedHeads:
-    """Batch-invariant matrices on a GPU: see fixed_weight.py."""
+class BatchInvariantHeads:
+    """Batch-invariant matrices on a GPU: see batch_invariant_weight.py."""
 
     whole: Tensor  # [N, O, I]
 
@@ -57,8 +57,8 @@ class FixedHeads:
     def nbytes(self) -> int:
         return self.whole.nbytes
 
-    def heads(self, first: int, stop: int) -> FixedHeads:
-        return FixedHeads(self.whole[first:stop])
+    def heads(self, first: int, stop: int) -> BatchInvariantHeads:
+        return BatchInvariantHeads(self.whole[first:stop])
 
     def multiply(self, x: Tensor) -> Tensor:
         from baton.kernels.products import head_linear_gpu as gpu  # Triton, which CPUs do without
@@ -66,16 +66,16 @@ class FixedHeads:
         return gpu.head_linear(x, self.whole)
 
 
-HeadWeight: TypeAlias = Tensor | PackedHeads | FixedHeads
+HeadWeight: TypeAlias = Tensor | PackedHeads | BatchInvariantHeads
 """A plain tensor has shape [N, O, I]."""
 
 
-def pack_heads(weight: Tensor, *, is_fixed: bool = False) -> HeadWeight:
-    """Prepares W [N, O, I] for its device: unchanged, or as a packed copy. `is_fixed`: results must
-    be batch-invariant, which those of packed matrices always are."""
+def pack_heads(weight: Tensor, *, is_batch_invariant: bool = False) -> HeadWeight:
+    """Prepares W [N, O, I] for its device: unchanged, or as a packed copy. `is_batch_invariant`:
+    results must be batch-invariant, which those of packed matrices always are."""
     if runs(weight) and weight.shape[2] % DEPTHS[weight.dtype] == 0:
         return PackedHeads(cpu.pack(weight), weight.shape[1])
-    return FixedHeads(weight) if is_fixed else weight
+    return BatchInvariantHeads(weight) if is_batch_invariant else weight
 
 
 def some_heads(weight: HeadWeight, first: int, stop: int) -> HeadWeight:
@@ -89,7 +89,7 @@ def head_linear(x: Tensor, weight: HeadWeight) -> Tensor:
         raise ValueError(f"shapes do not fit: {x.shape=} {weight.shape=}")
     if isinstance(weight, Tensor):
         return reference(x, weight)
-    if isinstance(weight, FixedHeads):
+    if isinstance(weight, BatchInvariantHeads):
         return weight.multiply(x)
     return cpu.head_linear(x, weight.panels, weight.num_rows)
 

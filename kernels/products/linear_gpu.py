@@ -7,7 +7,7 @@
     a program    COLUMNS outputs of ROWS rows, over one of the splits of K
     splits       let a few thousand outputs occupy the whole device. Their number depends on the
                  weight alone, and they are added in order, so a row does not depend on the other
-                 rows of its tile, nor on their number if tiles are FIXED_ROWS high
+                 rows of its tile, nor on their number if tiles are BATCH_INVARIANT_ROWS high
 
 With few rows, each byte of W is read once and all else is hidden behind that. W is the M operand of
 the tensor core instruction and x the N operand, so 16 rows, or one, fill an instruction. Items are
@@ -29,7 +29,7 @@ FEW_ROWS = 16
 """Most rows for Baton's kernel; with more, products with unquantized weights use cuBLAS."""
 ENOUGH_PROGRAMS = 528
 """Four programs per multiprocessor of an H100 or H200."""
-FIXED_ROWS = 64
+BATCH_INVARIANT_ROWS = 64
 """Rows of a tile for batch-invariant results. With few rows the product is still bound by reading
 the weight."""
 MAX_PARTIAL_BYTES = 64 << 20
@@ -47,9 +47,10 @@ def linear_tiles(
     zeros: Tensor | None = None,
     bias: Tensor | None = None,
     dtype: torch.dtype | None = None,
-    is_fixed: bool = False,
+    is_batch_invariant: bool = False,
 ) -> Tensor:
-    """x [T, K] -> [T, N] of `dtype`, or of x's dtype. `is_fixed`: results are batch-invariant.
+    """x [T, K] -> [T, N] of `dtype`, or of x's dtype. `is_batch_invariant`: results are
+    batch-invariant.
 
     items: [N, K] of x's dtype, int8 or float8_e4m3fn; or uint8 [N, K / 2] with two 4-bit items a
     byte. scales: float32 [N / group[0], K / group[1]]; group[1] = 0 means all of K. If scales are
@@ -62,13 +63,13 @@ def linear_tiles(
     step = 128 if is_4_bit or items.element_size() == 1 else 64
     columns = 64
     rows = min(64, max(FEW_ROWS, triton.next_power_of_2(num_rows)))
-    rows = FIXED_ROWS if is_fixed else rows
+    rows = BATCH_INVARIANT_ROWS if is_batch_invariant else rows
     tiles = triton.cdiv(num_columns, columns)
     splits = num_splits(num_columns, width, columns)
     per_split = triton.cdiv(triton.cdiv(width, step), splits) * step
     every = torch.empty(num_rows, num_columns, dtype=dtype or x.dtype, device=x.device)
     at_once = max(1, num_rows)
-    if is_fixed and splits > 1:
+    if is_batch_invariant and splits > 1:
         of_tile = 4 * splits * num_columns * rows
         at_once = rows * max(1, MAX_PARTIAL_BYTES // of_tile)
     for first in range(0, num_rows, at_once):

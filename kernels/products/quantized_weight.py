@@ -53,7 +53,7 @@ class QuantizedWeight:
     """Zero points, uint8 [N, K / group[1]] in [0, 15]; None if all are 8."""
     order: Tensor | None = None
     """int64 [K]: the input of x that each column belongs to; None if they are in the order of x."""
-    is_fixed: bool = False
+    is_batch_invariant: bool = False
     """Whether results on a GPU must be batch-invariant; no library is used then."""
 
     @property
@@ -107,14 +107,15 @@ class QuantizedWeight:
             from baton.kernels.products import fp8_rows_gpu as fp8_rows
             from baton.kernels.products import scaled_linear_gpu as scaled_linear
 
-            is_many = len(x) > FEW_ROWS and not self.is_fixed
+            is_many = len(x) > FEW_ROWS and not self.is_batch_invariant
             if is_many and scaled_linear.takes(x, items, group, dtype):
                 y = scaled_linear.scaled_linear(x, items, scales, group)
                 return y if bias is None else y + bias
             x = fp8_rows.round_rows(x, group[1] or x.shape[1])
         return linear_tiles(
             x, items, scales,
-            group=group, zeros=self.zeros, bias=bias, dtype=dtype, is_fixed=self.is_fixed,
+            group=group, zeros=self.zeros, bias=bias, dtype=dtype,
+            is_batch_invariant=self.is_batch_invariant,
         )  # fmt: skip
 
     def _seen(self, x: Tensor) -> Tensor:

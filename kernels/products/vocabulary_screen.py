@@ -87,7 +87,7 @@ def num_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
 
 
 class VocabularyScreen:
-    """The head in eight bits, beside the head itself. Belongs to one thread."""
+    """The head quantized to 8 bits, in addition to the head itself. Belongs to one thread."""
 
     def __init__(self, weight: PackedWeight) -> None:
         self._weight = weight
@@ -105,9 +105,9 @@ class VocabularyScreen:
         return self._head.longest < torch.inf
 
     def best_tokens(self, x: Tensor) -> BestTokens | None:
-        """The first token of the largest logit in each row of `weight.logits(x)`, x being [S, K].
-        None if the caller has to compute all logits: of many rows, of rows that lie apart, and for
-        some calls after rows that could not be screened."""
+        """The first token of the largest logit in each row of `weight.logits(x)`, for x [S, K].
+        None if the caller must compute all logits: for many rows, for rows that are not contiguous,
+        and for some calls after rows that could not be screened."""
         if not self._takes(x) or self._skips():
             return None
         self._tape.give(x)
@@ -129,7 +129,7 @@ class VocabularyScreen:
         return 0 < len(x) <= MAX_ROWS and x.dtype is self._weight.dtype and x.is_contiguous()
 
     def _skips(self) -> bool:
-        """Whether this call is one of those that are skipped."""
+        """Whether this call is skipped."""
         skips = self._num_skipped < self._num_to_skip
         self._num_skipped = self._num_skipped + 1 if skips else 0
         return skips

@@ -1,15 +1,15 @@
-"""Hyper-connections (Xie et al. 2026): a residual of n streams, mixed by what they carry.
+"""Hyper-connections (Xie et al. 2026): a residual of n streams, mixed depending on their content.
 
     mixed = W norm(streams, all n D as one)                                          [T, M] float32
     pre, post = sigmoid(a_1 mixed_1 + b_1) + eps, 2 sigmoid(a_2 mixed_2 + b_2)       [T, n]
     comb = softmax over rows of (a_3 mixed_3 + b_3), then made doubly stochastic     [T, n, n]
 
-    x          = sum over i of  pre[i] stream[i]                    what attention, or experts, read
-    stream'[j] = post[j] y + sum over i of  comb[i, j] stream[i]    y is what they make of it
+    x          = sum over i of  pre[i] stream[i]                    input of attention, or experts
+    stream'[j] = post[j] y + sum over i of  comb[i, j] stream[i]    y is their output
 
-Rows and columns of `comb` are scaled by turns, columns last, until both add up to one (Sinkhorn
-and Knopp): so streams neither grow nor fade. All is float32 but streams, x and y. Behind the last
-block streams are only collapsed: then M is n, and there is one scale a.
+Rows and columns of `comb` are scaled alternately, columns last, until both add up to one (Sinkhorn
+and Knopp), so that streams neither grow nor fade. All is float32 except streams, x and y. After the
+last block streams are only merged: then M is n, and there is one scale a.
 
 T tokens, n streams, D width; M = 2n + n n.
 """
@@ -25,7 +25,7 @@ from baton.kernels.residual.mixture import Mixture
 
 
 def spread_streams(x: Tensor, num_streams: int) -> Tensor:
-    """x [T, D] -> [T, n, D], all alike"""
+    """x [T, D] -> [T, n, D], n copies"""
     if operators.runs(x):
         return cpu.spread(x, num_streams)
     return x.unsqueeze(1).expand(-1, num_streams, -1).contiguous()
@@ -59,7 +59,7 @@ def connect_streams(
 
 
 def expand_streams(streams: Tensor, y: Tensor, post: Tensor, comb: Tensor) -> Tensor:
-    """What attention, or a feed-forward, made of x joins the streams, [T, n, D]."""
+    """Adds y, the output of attention or a feed-forward, to the streams: [T, n, D]."""
     if _is_compiled(streams):
         return cpu.expand(streams, y, post, comb)
     mixed = comb.transpose(1, 2) @ streams.float()

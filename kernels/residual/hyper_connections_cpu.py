@@ -1,4 +1,4 @@
-"""The operators of source/residual/hyper_connections.cpp, for a residual of several streams."""
+"""Compiled hyper-connections; see source/residual/hyper_connections.cpp."""
 
 from __future__ import annotations
 

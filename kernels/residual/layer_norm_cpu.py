@@ -1,4 +1,4 @@
-"""Layer norm by the operator of source/residual/layer_norm.cpp."""
+"""Compiled layer norm; see source/residual/layer_norm.cpp."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How streams are mixed."""
+"""The settings of hyper-connections."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Mixture:
-    """How mixed numbers become weights."""
+    """How mixed numbers are converted to the weights of streams."""
 
     scale: Tensor  # [3] float32, or [1]
     base: Tensor  # [M] float32

@@ -3,8 +3,8 @@
     s = x + residual                                  [T, D]
     y = s / sqrt(mean(s^2, over D) + eps) * weight    [T, D]
 
-Arithmetic is float32; s and y are stored in the dtype of x, and what is normalised is s as stored.
-The weight may be wider than x: Gemma's is 1 + w, which a narrow dtype would round away.
+Arithmetic is float32; s and y are stored in the dtype of x, and the norm is that of s as stored.
+The weight may be wider than x: Gemma's is 1 + w, which would lose bits in a narrow dtype.
 """
 
 from __future__ import annotations

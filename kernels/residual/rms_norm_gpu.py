@@ -2,10 +2,10 @@
 # mypy: no-warn-return-any
 """RMS norm and layer norm, with or without the residual add before them, in one pass over memory.
 
-    s = x + residual                          rounded to the dtype of x, as it is kept
-    y = (s - mean) / sqrt(...) * weight + bias        mean and bias in layer norms alone
+    s = x + residual                          rounded to the dtype of x, as it is stored
+    y = (s - mean) / sqrt(...) * weight + bias        mean and bias in layer norms only
 
-One program a row, which it holds in registers: read once, written once, however many steps.
+One program per row, which it keeps in registers: read once, written once.
 """
 
 from __future__ import annotations

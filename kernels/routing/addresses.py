@@ -1,4 +1,4 @@
-"""Where arrays lie, for calls of the library."""
+"""Addresses of arrays, for calls of the library."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 from typing import Any, TypeAlias
 
 Writable: TypeAlias = Any
-"""An array whose items lie end to end, whosever it is: nothing here knows numpy."""
+"""An array with contiguous items, of any library: this code does not import numpy."""
 
 _of, _first = ctypes.addressof, ctypes.c_char.from_buffer
 

@@ -1,11 +1,11 @@
-"""The token of the largest score, the lowest of several.
+"""The token with the largest score; ties go to the lowest.
 
-On a CPU one pass over the scores finds it, and sees whether all of them are finite. Where torch has
-to do that,
+On a CPU one pass over the scores finds it, and checks whether all of them are finite. torch instead
+uses
 
     scores [S, V] --largest of each chunk--> [S, V / C] --first largest--> chunk --again--> token
 
-for the largest of a chunk is found with vector instructions, which its place is not.
+because it finds the maximum of a chunk with vector instructions, but not its index.
 
 S rows, V vocabulary, C tokens of a chunk.
 """
@@ -20,11 +20,11 @@ from baton.kernels.sampling import best_token_cpu as cpu
 
 CHUNK = 128
 MIN_VOCAB_SIZE = 64 * CHUNK
-"""Below it one pass is as fast."""
+"""Smallest vocabulary for which this is faster than one pass."""
 
 
 def best_token(scores: Tensor) -> Tensor:
-    """[S, V] -> [S]. A row with NaN in it gives any token."""
+    """[S, V] -> [S]. The token of a row with NaN is arbitrary."""
     if _is_compiled(scores):
         return cpu.best_token(scores)[0]
     vocab_size = scores.shape[-1]
@@ -34,7 +34,8 @@ def best_token(scores: Tensor) -> Tensor:
     largest = scores[:, :whole].view(-1, whole // CHUNK, CHUNK).amax(-1)
     if whole < vocab_size:
         largest = torch.cat((largest, scores[:, whole:].amax(-1, keepdim=True)), dim=-1)
-    # The last chunk reaches back over the one before it, where nothing is as large as in itself.
+    # The last chunk overlaps the one before it. The overlap contains nothing as large as the
+    # maximum of the last chunk, or the earlier chunk would have been chosen.
     first = (largest.argmax(-1, keepdim=True) * CHUNK).clamp_(max=vocab_size - CHUNK)  # [S, 1]
     chunk = scores.gather(-1, first + torch.arange(CHUNK))
     return first.squeeze(-1) + chunk.argmax(-1)
@@ -48,12 +49,12 @@ def best_finite_token(scores: Tensor) -> tuple[Tensor, Tensor]:
         from baton.kernels.sampling.best_token_gpu import best_finite_token as on_gpu
 
         return on_gpu(scores)
-    # NaN wins in both, so these two numbers a row tell of all of it.
+    # Both reductions return NaN if there is any, so these two numbers per row are sufficient.
     return best_token(scores), scores.amax(-1).isfinite() & scores.amin(-1).isfinite()
 
 
 def best_finite_on_host(scores: Tensor) -> tuple[list[int], list[bool]] | None:
-    """The same as numbers, if that is quicker than tensors."""
+    """The same as Python lists, if that is faster than tensors; otherwise None."""
     return cpu.best_token_on_host(scores) if _is_compiled(scores) else None
 
 

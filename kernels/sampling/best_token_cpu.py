@@ -12,7 +12,7 @@ from baton.kernels.cpu.operators import Call, Entry, Pass, address_of, call, pla
 
 NAME = "best_token_f32"
 MANY_ROWS = 8
-"""Rows from which on there is work enough for all threads."""
+"""Number of rows from which on there is enough work for all threads."""
 PART_LEN = 16384
 BYTES_OF_BEST = 16
 
@@ -41,8 +41,8 @@ def best_token(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def best_token_on_host(scores: Tensor) -> tuple[list[int], list[bool]]:
-    """The same for a caller that reads the result at once. No tensor is made: a step would wait
-    longer for that than for the tokens."""
+    """The same for a caller that reads the result at once. No tensors are made, as creating them
+    takes longer than finding the tokens."""
     num_rows, vocab_size = scores.shape
     num_parts = _num_parts(num_rows, vocab_size)
     num_bests = num_rows * num_parts
@@ -60,7 +60,7 @@ def best_token_on_host(scores: Tensor) -> tuple[list[int], list[bool]]:
 
 
 class _Buffers:
-    """Memory of one thread that the operator reads its arguments from, and writes to."""
+    """Memory of one thread for the operator's arguments and results."""
 
     def __init__(self, num_rows: int, num_bests: int) -> None:
         self.num_rows, self.num_bests = num_rows, num_bests
@@ -78,7 +78,7 @@ class _Buffers:
 
 class _OfThread(threading.local):
     buffers: _Buffers | None = None
-    """Made by the first call: on import there may be no compiled operators, nor ever."""
+    """Created by the first call, as compiled operators may be missing at import."""
 
 
 _of_thread = _OfThread()

@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, allow-incomplete-defs
 # mypy: no-warn-return-any
-"""The best token of each row, and whether all of its scores are finite, in one reading.
+"""The best token of each row, and whether all of its scores are finite, in one read of the scores.
 
-a program    one chunk of one row: its largest score, where it first is, all finite?
-torch        the first of the chunks with the largest
+a program    one chunk of one row: its largest score, the first place of it, whether all are finite
+torch        the first of the chunks with the largest score
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CHUNK = 8192
 
 
 def best_finite_token(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """float32 [S, V] -> tokens [S], finite [S]. A row with NaN in it gives any token."""
+    """float32 [S, V] -> tokens [S], finite [S]. The token of a row with NaN is arbitrary."""
     num_rows, vocab_size = scores.shape
     shape = num_rows, triton.cdiv(vocab_size, CHUNK)
     largest = torch.empty(shape, dtype=torch.float32, device=scores.device)

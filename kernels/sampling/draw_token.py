@@ -1,10 +1,10 @@
-"""A token drawn from each row of scores, by temperature, filters and noise.
+"""Draws a token from each row of scores, by temperature, filters and noise.
 
     x = (score - best) / temperature        kept by top-k, top-p and min-p: x >= floor
     token = the largest of  x + noise(stream, token)
 
-No two noises differ by more than SPREAD, so a token further below the best is never drawn; noise
-is made for those only that may win.
+Noise varies by at most SPREAD, so a token further below the best is never drawn, and noise is
+computed only for tokens that may win.
 
 S rows of scores, n of them to draw from, V vocabulary.
 """
@@ -24,25 +24,25 @@ from baton.kernels.sampling.gumbel import SPREAD, gumbel, gumbel_all
 from baton.kernels.sampling.token_filter import Filters, shortlist
 
 LEAST_P = math.exp(-SPREAD - 1)
-"""Tokens this improbable beside the best are never drawn: no noise makes up for it."""
+"""Tokens of at most this probability relative to the best are never drawn, whatever the noise."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draws:
-    """The settings by which n rows draw."""
+    """The sampling settings of n rows."""
 
     rows: Tensor  # [n] int64, of the scores
     temperature: Tensor  # [n] float32, above 0
     filters: Filters  # [n] each; min-p is at least LEAST_P
     streams: Tensor  # [n, 4] int64: see `baton.kernels.sampling.gumbel`
     is_cut: bool = True
-    """Whether a row may have top-k or top-p, as the host knows."""
+    """Whether any row may have top-k or top-p, as far as the host knows."""
 
 
 def draw_token(scores: Tensor, best: Tensor, draws: Draws) -> Tensor:
-    """float32 scores [S, V] and the best token [S] of each -> the tokens [n] drawn.
+    """float32 scores [S, V] and the best token [S] of each -> the drawn tokens [n].
 
-    A row whose best score is not finite gives any token.
+    If the best score of a row is not finite, its token is arbitrary.
     """
     if scores.is_cuda and scores.dtype is torch.float32 and scores.stride(-1) == 1:
         from baton.kernels.sampling.draw_token_gpu import draw_token as on_gpu
@@ -61,12 +61,12 @@ def draw_token(scores: Tensor, best: Tensor, draws: Draws) -> Tensor:
 
 
 def relate(scores: Tensor, temperature: Tensor) -> Tensor:
-    """[n, V], the best being 0."""
+    """[n, V] relative to the best score, which becomes 0, divided by the temperature."""
     return (scores - scores.amax(-1, keepdim=True)) / temperature.unsqueeze(-1)
 
 
 def draw_related(scores: Tensor, filters: Filters, streams: Tensor) -> Tensor:
-    """The tokens [n] drawn from scores [n, V] that temperature was applied to, in torch."""
+    """The tokens [n] drawn from scores [n, V] after temperature, in torch."""
     vocab_size = scores.shape[-1]
     if bool(((filters.top_k > 0) | (filters.top_p < 1) | (filters.min_p > LEAST_P)).any()):
         listed = shortlist(scores, filters)
@@ -82,12 +82,12 @@ def draw_related(scores: Tensor, filters: Filters, streams: Tensor) -> Tensor:
 
 
 def probabilities(scores: Tensor, filters: Filters) -> Tensor:
-    """[n, V], by which `draw_related` draws from such scores."""
+    """The distribution [n, V] from which `draw_related` draws."""
     floor = shortlist(scores, filters).floor
     return scores.masked_fill(scores < floor, -torch.inf).softmax(-1)
 
 
 def _noisy_best(scores: Tensor, tokens: Tensor, streams: Tensor) -> Tensor:
-    """The token [n] of some tokens [n, m] that is best with its noise."""
+    """The token [n] with the largest sum of score and noise, among some tokens [n, m]."""
     winner = (scores + gumbel(streams, tokens)).argmax(-1, keepdim=True)
     return tokens.gather(-1, winner).squeeze(-1)

@@ -17,7 +17,7 @@ def draw_token(
     filters: Filters,
     streams: Tensor,
 ) -> Tensor:
-    """The tokens [n] that some rows [n] of scores [S, V], with best tokens [S], draw."""
+    """The tokens [n] drawn for some rows [n] of scores [S, V], with best tokens [S]."""
     drawn, least = torch.empty_like(rows), filters.min_p.log()
     call(
         Call(

@@ -1,10 +1,10 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, allow-incomplete-defs
 # mypy: no-warn-return-any
-"""A token drawn from each row without sorting it: see kernels/sampling/draw_token.py for what is
-drawn, and kernels/sampling/token_filter_gpu.py for how deep below the best it may lie.
+"""Draws a token from each row without sorting: see kernels/sampling/draw_token.py for the
+definition, and kernels/sampling/token_filter_gpu.py for the filters.
 
-Chunks of a row draw side by side: noise is made, four tokens at a time, where a chunk has a token
-that may win; the best of all chunks is the row's.
+Chunks of a row are processed in parallel: noise is computed, for four tokens at a time, where a
+chunk has a token that may win; the best of all chunks is the row's token.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def draw_token(
     *,
     is_cut: bool = True,
 ) -> Tensor:
-    """The tokens [n] that rows [n] of float32 scores [S, V], with best tokens [S], draw."""
+    """The tokens [n] drawn for rows [n] of float32 scores [S, V], with best tokens [S]."""
     num_rows, vocab_size = len(rows), scores.shape[1]
     limits = depth_limits(scores, rows, best, temperature, filters, is_cut=is_cut)
     num_chunks = triton.cdiv(vocab_size, CHUNK)

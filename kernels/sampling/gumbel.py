@@ -1,11 +1,11 @@
-"""Gumbel noise for drawing tokens, each value a function of its name alone.
+"""Gumbel noise for drawing tokens; each value is a function of seed, position, choice and token.
 
 The token with the largest  score + noise  is a draw from softmax(scores) (Gumbel 1954). The noise
 of a token is  -log(-log(u)),  with u = (word + 1/2) / 2^32 and `word` one of the four words
 
     Philox4x32-10(counter = (token // 4, position, choice, 0), key = seed)[token % 4]
 
-so the same request draws the same token wherever, and beside whatever, it runs.
+so the same request draws the same token on any replica and in any batch.
 
 S rows, V vocabulary.
 """
@@ -20,7 +20,7 @@ from torch import Tensor
 from baton.kernels.sampling import philox
 
 SPREAD = -math.log(-math.log1p(-(2.0**-33))) + math.log(33 * math.log(2))
-"""The largest noise less the smallest, about 26: no token further below the best can be drawn."""
+"""Largest noise minus smallest, about 26: tokens further below the best cannot be drawn."""
 
 
 def gumbel(streams: Tensor, tokens: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ def gumbel(streams: Tensor, tokens: Tensor) -> Tensor:
 
 
 def gumbel_all(streams: Tensor, vocab_size: int) -> Tensor:
-    """The noise of all tokens [S, V], float64, at a quarter of the cost a token."""
+    """The noise of all tokens [S, V], float64, at a quarter of the cost per token."""
     quads = torch.arange(-(-vocab_size // 4), device=streams.device).unsqueeze(0)
     return _noise(_words(streams, quads).flatten(1)[:, :vocab_size])
 

@@ -26,7 +26,7 @@ def philox(counter: Words4, key: tuple[Tensor, Tensor]) -> Words4:
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(ROUNDS):
-        # A product may wrap to a negative int64; its bits are those of the unsigned one.
+        # A product may wrap to a negative int64; its bits are those of the unsigned product.
         product0, product1 = c0 * M0, c2 * M1
         c0 = (product1 >> 32).bitwise_and_(WORD).bitwise_xor(c1).bitwise_xor_(k0)
         c2 = (product0 >> 32).bitwise_and_(WORD).bitwise_xor(c3).bitwise_xor_(k1)

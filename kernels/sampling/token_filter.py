@@ -1,11 +1,11 @@
-"""Which tokens may be drawn: top-k, then top-p, then min-p.
+"""Filters tokens: top-k, then top-p, then min-p.
 
     top-k   the k most probable
     top-p   of those, renormalised, the fewest most probable that hold mass p (Holtzman et al. 2020)
     min-p   of those, the ones at least m times as probable as the best (Nguyen et al. 2025)
 
-Each is a threshold on the score, so tokens of equal score stay or go together and the order in
-which a device sorts them does not matter. At least one token always stays.
+Each is a threshold on the score, so tokens of equal score are kept or dropped together, and the
+order in which a device sorts them does not matter. At least one token is always kept.
 
 S rows, V vocabulary, W candidates: the W best of a row, sorted, usually far fewer than V.
 """
@@ -23,7 +23,7 @@ FIRST_CANDIDATES = 128
 
 
 class Filters(NamedTuple):
-    """One value a row, [S] each."""
+    """One value per row, [S] each."""
 
     top_k: Tensor
     """int64; 0 keeps all."""
@@ -35,7 +35,7 @@ class Filters(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shortlist:
-    """The best tokens of each row, and the least score with which one may be drawn."""
+    """The best tokens of each row, and the least score that is kept."""
 
     scores: Tensor  # [S, W] best first
     tokens: Tensor  # [S, W]
@@ -43,12 +43,12 @@ class Shortlist:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no token beyond the list may be drawn."""
+        """Whether no token beyond the list is kept."""
         return bool((self.scores[:, -1:] < self.floor).all())
 
 
 def shortlist(scores: Tensor, filters: Filters) -> Shortlist:
-    """As long a list of scores [S, V] as it takes to know each row's floor."""
+    """The shortest list from scores [S, V] that determines each row's floor."""
     vocab_size = scores.shape[-1]
     is_limited = (filters.top_k > 0) & (filters.top_k < vocab_size)
     top_k = torch.where(is_limited, filters.top_k, 1).unsqueeze(-1)
@@ -68,9 +68,9 @@ def shortlist(scores: Tensor, filters: Filters) -> Shortlist:
 
 
 def _total(scores: Tensor) -> Tensor:
-    """The mass [S, 1] of all tokens, the best one's being 1.
+    """The mass [S, 1] of all tokens, in multiples of the best one's.
 
-    Summed as doubles, so that the order in which a device adds makes no difference to the row.
+    Summed in double, so that the order in which a device adds does not affect a row.
     """
     relative = scores - scores.amax(-1, keepdim=True)
     return relative.exp_().sum(-1, keepdim=True, dtype=torch.float64)
@@ -79,7 +79,8 @@ def _total(scores: Tensor) -> Tensor:
 def _nucleus_floor(best: Tensor, kth: Tensor, total: Tensor, top_p: Tensor) -> tuple[Tensor, bool]:
     """The score [S, 1] of the last token of each row's nucleus, -inf where top_p is 1.
 
-    And whether the candidates reached that far, and held all that top-k left, in every row.
+    Also returns whether the candidates reached that far, and held all that top-k kept, in every
+    row.
     """
     is_limited, is_open = kth > -torch.inf, top_p >= 1
     weights = (best - best[:, :1]).exp_().double().masked_fill_(best < kth, 0)  # [S, W]
@@ -91,7 +92,7 @@ def _nucleus_floor(best: Tensor, kth: Tensor, total: Tensor, top_p: Tensor) -> t
 
 
 def reference(scores: Sequence[float], top_k: int, top_p: float, min_p: float) -> set[int]:
-    """The definition: the tokens of one row that may be drawn. Slow, and in Python's floats."""
+    """The definition: the tokens of one row that are kept. Slow, in Python floats."""
     best = max(scores)
     weight = {t: float(torch.tensor(s - best).double().exp()) for t, s in enumerate(scores)}
     ranked = sorted(weight.values(), reverse=True)

@@ -1,21 +1,21 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, allow-incomplete-defs
 # mypy: no-warn-return-any
-"""How deep below the best a token of each row may lie: top-k, top-p and min-p without a sort.
+"""Finds thresholds of top-k, top-p and min-p for each row without a sort.
 
     depth d = (best - score) / temperature >= 0      its bits, as an integer, are in the same order
     top-k   the least D with  #{d <= D} >= k
-    top-p   the least D with  mass{d <= D} >= p * mass of what top-k left
+    top-p   the least D with  mass{d <= D} >= p * mass of the tokens kept by top-k
     min-p   D = -log(min p)
 
-A row is read twice by as many programs as it has chunks, and then what is left of it by one:
+A row is read twice by one program per chunk, and the remaining candidates by a single program:
 
-    survey    of each chunk how many, and what mass, lie at most as deep as each of 16 edges
-    list      where D may be between two edges: the depths of that span, side by side
-    narrow    D within the span, three bits a reading: each counts, or sums, what lies below eight
-              values at once
+    survey    per chunk: number and mass of the tokens that are at most as deep as each of 16 edges
+    list      the depths of the tokens between the two edges that enclose D
+    narrow    D within that list, three bits per pass: each counts, or sums, the tokens below eight
+              values at a time
 
-A span is a few hundred tokens of a peaked row, and all of a flat one. Ties go or stay together by
-themselves. Mass is in units of 2^-44, as integers: the order in which programs add changes nothing.
+The list has a few hundred tokens for a peaked row, and all tokens for a flat one. Ties are kept or
+dropped together. Mass is an integer in units of 2^-44, so the order of additions does not matter.
 
 n rows, V vocabulary, C chunks of a row.
 """
@@ -33,9 +33,9 @@ CHUNK = 4096
 EDGES = tl.constexpr(16)
 LAST_EDGE = tl.constexpr(15)
 UNIT = tl.constexpr(2.0**44)
-"""What a mass of 1 is in integers: 2^18 of them fit into an int64."""
+"""A mass of 1 as an integer; 2^18 of them fit into an int64."""
 DEEPEST = tl.constexpr(0x7F800000)
-"""Bits of infinity."""
+"""The bits of infinity."""
 
 
 def depth_limits(
@@ -47,9 +47,9 @@ def depth_limits(
     *,
     is_cut: bool = True,
 ) -> Tensor:
-    """int32 [n]: the bits of D of rows [n] of float32 scores [S, V] with best tokens [S].
+    """int32 [n]: the bits of D for rows [n] of float32 scores [S, V] with best tokens [S].
 
-    Scores are not looked at unless some row `is_cut`, by top-k or top-p.
+    Scores are only read if some row `is_cut`, by top-k or top-p.
     """
     num_rows, vocab_size = len(rows), scores.shape[1]
     num_chunks, num_cut = triton.cdiv(vocab_size, CHUNK), num_rows if is_cut else 0
@@ -77,8 +77,7 @@ def depth_limits(
 
 @triton.jit
 def depth_of(scores, token, top, heat, inside):
-    """A token's depth, and its bits as int64: infinite where there is no number, and deeper than
-    that outside."""
+    """A token's depth, and its bits as int64: infinite for NaN, and deeper than that outside."""
     score = tl.load(scores + token, mask=inside, other=float("-inf"))
     depth = tl.maximum(tl.div_rn(top - score, heat), 0.0)
     depth = tl.where(inside & (score == score), depth, float("inf"))
@@ -93,7 +92,8 @@ def _mass(depth):
 
 @triton.jit
 def _bits_of_edge(edge):
-    """By halves down to 4, by ones to 8, and then 10, 13, 18 and all; -1 of the edge before."""
+    """Bits of an edge: at multiples of one half up to 4, of 1 up to 8, then 10, 13, 18 and
+    infinity; -1 before the first edge."""
     wide = edge.to(tl.float32)
     depth = tl.where(edge < 8, (wide + 1) * 0.5, wide - 3)
     depth = tl.where(edge == 12, 10.0, depth)
@@ -137,13 +137,13 @@ def _survey(
 
 @triton.jit
 def _at(values, edge):
-    """What lies at most as deep as an edge: 0 before the first."""
+    """The number or mass of tokens at most as deep as an edge; 0 before the first."""
     return tl.sum(tl.where(tl.arange(0, EDGES) == edge, values, 0), 0)
 
 
 @triton.jit
 def _surveyed(counts, masses, program, num_chunks, CHUNKS: tl.constexpr):
-    """By chunk and edge: counts, and masses."""
+    """Counts and masses by chunk and edge."""
     chunk = tl.arange(0, CHUNKS)
     at = (program * num_chunks + chunk)[:, None] * EDGES + tl.arange(0, EDGES)[None, :]
     inside = (chunk < num_chunks)[:, None]
@@ -152,10 +152,11 @@ def _surveyed(counts, masses, program, num_chunks, CHUNKS: tl.constexpr):
 
 @triton.jit
 def _span(count, mass, k, p, vocab_size):
-    """The first and last edge below which D of top-k or of top-p may be.
+    """The first and last edge between which D of top-k or of top-p may be.
 
-    What top-k leaves is not known to the token yet, so top-p wants something between what lies
-    above the span of top-k, which is the best token at least, and all of it.
+    The exact set that top-k keeps is not known yet, so the mass that top-p needs is only known to
+    be between two bounds: that of the tokens above the span of top-k, at least the best token, and
+    that of the tokens up to its end.
     """
     wide = mass.to(tl.float64)
     has_k = (k > 0) & (k < vocab_size)
@@ -207,7 +208,7 @@ def _narrow(
 ):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
     k, p = tl.load(top_k + program), tl.load(top_p + program)
-    # What min-p leaves out matters to the others' sums, but not to what they find within it.
+    # Tokens dropped by min-p count in the sums of the other filters, but cannot be their result.
     limit = (-tl.log(tl.load(min_p + program))).to(tl.int32, bitcast=True).to(tl.int64)
     if _is_filtered(k, p, vocab_size):
         by_chunk, masses_by_chunk = _surveyed(counts, masses, program, num_chunks, CHUNKS)
@@ -241,8 +242,8 @@ def _least_limit(
     listed, num_listed, wanted, found_above, above, deepest, most, IS_MASS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The least D > `above` down to which there is as much as wanted, of what is not beyond `most`;
-    `found_above` is what lies at most as deep as `above`."""
+    """The least D > `above` up to which the wanted number or mass is reached by tokens that are not
+    beyond `most`; `found_above` is the number or mass up to `above`."""
     limit = above + 1
     shift = tl.zeros([], tl.int64) + 30
     while (shift > 0) & ((deepest - limit) >> shift == 0):
@@ -258,7 +259,7 @@ def _least_limit(
 
 @triton.jit
 def _below(listed, num_listed, candidates, most, IS_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """int64 [8]: how many, or what mass, of those listed lie at most as deep as each candidate and
+    """int64 [8]: number or mass of the listed tokens that are at most as deep as each candidate and
     `most`."""
     found = tl.zeros([8], tl.int64)
     for start in range(0, num_listed, BLOCK):

@@ -1,4 +1,4 @@
-"""Bitmasks over the vocabulary, as grammars give them, spread to one truth value a token.
+"""Bitmasks over the vocabulary, as grammars return them, expanded to one bool per token.
 
     bit t % 32 of word t // 32      set if token t is in
 
@@ -29,7 +29,7 @@ def unpack_mask(mask: Tensor, vocab_size: int) -> Tensor:
 
 
 def pack_tokens(tokens: Collection[int], vocab_size: int) -> Tensor:
-    """The mask [W] of a set of tokens; those beyond the vocabulary are left out."""
+    """The mask [W] of a set of tokens; tokens beyond the vocabulary are ignored."""
     bits = torch.zeros(num_words(vocab_size) * WORD_BITS, dtype=torch.int64)
     bits[[token for token in tokens if 0 <= token < vocab_size]] = 1
     words = (bits.view(-1, WORD_BITS) << torch.arange(WORD_BITS)).sum(-1)
@@ -37,5 +37,5 @@ def pack_tokens(tokens: Collection[int], vocab_size: int) -> Tensor:
 
 
 def reference(words: Sequence[int], vocab_size: int) -> set[int]:
-    """The definition: the tokens that one mask has in it."""
+    """The definition: the tokens of one mask."""
     return {t for t in range(vocab_size) if words[t // WORD_BITS] >> (t % WORD_BITS) & 1}

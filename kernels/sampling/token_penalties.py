@@ -1,6 +1,6 @@
-"""Logits lowered for tokens that occurred already.
+"""Penalties: lowers the logits of tokens that occurred already.
 
-With n the times a token occurs in the output, and seen if in prompt or output at all:
+With n the number of times a token occurs in the output, and seen if in prompt or output at all:
 
     repetition (Keskar et al. 2019)   x = x / r if x > 0 else x * r      if seen
     presence, frequency (OpenAI)      x = x - p [n > 0] - f n
@@ -19,7 +19,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """One float32 value a row, [S] each."""
+    """One float32 value per row, [S] each."""
 
     repetition: Tensor
     presence: Tensor
@@ -28,16 +28,16 @@ class Penalties:
 
 @dataclass(frozen=True, slots=True)
 class Occurrences:
-    """The tokens that occur in prompt or output of a row, each once a row; [n] int64 each."""
+    """The distinct tokens in prompt or output of each row, concatenated; [n] int64 each."""
 
     rows: Tensor
     tokens: Tensor
     counts: Tensor
-    """Times in the output."""
+    """Number of times in the output."""
 
 
 def penalise(logits: Tensor, penalties: Penalties, occurrences: Occurrences) -> Tensor:
-    """Return new logits [S, V]. Only those that occur are touched."""
+    """Returns new logits [S, V], changed for tokens that occur."""
     rows, counts = occurrences.rows, occurrences.counts
     names = occurrences.rows * logits.shape[-1] + occurrences.tokens
     scores = logits.flatten().clone()

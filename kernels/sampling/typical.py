@@ -1,9 +1,10 @@
-"""Typical-p: the tokens whose information is nearest the expected (Meister et al. 2023).
+"""Typical-p: keeps the tokens whose information is nearest the expected (Meister et al. 2023).
 
     p = softmax(scores)      H = -sum p log p      distance = | -log p - H |
 
-Kept are the tokens of the smallest distance, as few as hold mass m together. Like the other filters
-it is a threshold, here on the distance: tokens of equal distance stay or go together.
+The tokens with the smallest distances are kept, as few as hold mass m together. Like the other
+filters it is a threshold, here on the distance: tokens of equal distance are kept or dropped
+together.
 
 S rows, V vocabulary, W candidates: the W nearest of a row, sorted.
 """
@@ -26,7 +27,7 @@ def keep_typical(scores: Tensor, typical_p: Tensor) -> Tensor:
     """
     logprobs = scores.log_softmax(-1)
     probs = logprobs.exp()
-    # Summed as doubles, so that the order in which a device adds makes no difference to the row.
+    # Summed in double, so that the order in which a device adds does not affect a row.
     entropy = -(logprobs * probs).nansum(-1, keepdim=True, dtype=torch.float64).float()
     distance = (-logprobs - entropy).abs_()
     limit = _mass_distance(distance, probs, typical_p.double().unsqueeze(-1))

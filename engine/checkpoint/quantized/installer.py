@@ -57,15 +57,15 @@ class QuantizedInstaller:
         device: str,
         quantize: str,
         *,
-        is_fixed: bool = False,
+        is_batch_invariant: bool = False,
     ) -> None:
-        """`is_fixed`: use products whose rows do not depend on the rest of the batch
+        """`is_batch_invariant`: use products whose rows do not depend on the rest of the batch
         (`deterministic`)."""
         self._entries = entries
         self._dtype = dtype
         self._device = device
         self._keeps = quantize == "none"
-        self._is_fixed = is_fixed
+        self._is_batch_invariant = is_batch_invariant
         self._sources_of: dict[str, list[str]] = defaultdict(list)
         self._layout_ids: dict[str, set[str | None]] = defaultdict(set)
         """By target: the layouts of its sources (`QuantizedParts.layout_id`); None for a source
@@ -134,7 +134,7 @@ class QuantizedInstaller:
         prepared = (
             on_cpu(quantized, is_gated=module.is_gated)
             if self._device == "cpu"
-            else replace(quantized.to(self._device), is_fixed=self._is_fixed)
+            else replace(quantized.to(self._device), is_batch_invariant=self._is_batch_invariant)
         )
         if prepared is None:
             return False

@@ -1,11 +1,12 @@
-"""Layouts of checkpoint tensors. Rows of ours are outputs: all queries, then keys, then values.
+"""Layouts of checkpoint tensors. In Baton's layout rows are outputs: all queries, keys, then
+values.
 
 TRANSPOSED     [inputs, outputs]                      GPT-2's Conv1D
-BY_KV_HEAD     rows [K][G queries, key, value][H]     Falcon: a KV head behind its queries
-PAIRS_APART    rows of a head 0, 1, 2, 3 ...          Llama 4: neighbours turn together; ours are
-                                                      half a head apart, all first ones first
+BY_KV_HEAD     rows [K][G queries, key, value][H]     Falcon: a KV head follows its queries
+PAIRS_APART    rows of a head 0, 1, 2, 3 ...          Llama 4: adjacent rows rotate together; ours
+                                                      are half a head apart, all first ones first
 FIRST_HALF     columns of the first of two inputs     heads that join a token and a hidden state:
-SECOND_HALF    of the second                          ours is a matrix each
+SECOND_HALF    of the second                          ours is one matrix for each
 ALTERNATING    rows gate, up, gate, up ...            GPT-OSS: ours are all gates, then all ups
 """
 

@@ -9,18 +9,18 @@ from pathlib import Path
 from baton.core.errors import CheckpointError
 
 CLASSIFIER_FROM_TOKEN = "classifier_from_token"
-"""The key, as vLLM has it, that names the tokens whose logits are the labels'."""
+"""vLLM's key for the tokens whose logits are those of the labels."""
 CLASSIFIER, GENERATOR = "ForSequenceClassification", "ForCausalLM"
 """Suffixes of architecture names."""
 
 
 def wrong(reason: str) -> CheckpointError:
-    """The error of a `config.json` that cannot be that of any model."""
+    """The error for a `config.json` that is invalid for any model."""
     return CheckpointError(f"config.json: {reason}; correct it, or fetch the model again")
 
 
 def unsupported(reason: str) -> CheckpointError:
-    """The error of a `config.json` of a model that is not implemented."""
+    """The error for a `config.json` of a model that is not implemented."""
     return CheckpointError(f"config.json: {reason}; choose another model")
 
 

@@ -50,7 +50,8 @@ class LayerConfig:
     compression: Compression | None = None
     """Compression of the context before the window."""
     has_index: bool = False
-    """Whether a sparse layer has an indexer; without one it takes what the last has chosen."""
+    """Whether a sparse layer has an indexer; without one it uses the choice of the last layer with
+    one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,8 @@ class ModelConfig:
     has_head_norm: bool = False
     """Whether heads have norms, where a family's checkpoints differ in it."""
     has_ffn_norm: bool = True
-    """Whether the feed-forward has a norm of its own; else it reads what attention reads."""
+    """Whether the feed-forward has a norm of its own; otherwise it has the same input as
+    attention."""
     logit_softcap: float | None = None
     num_labels: int | None = None
     """Set for a classifier: the head gives a logit per label, and no tokens are generated."""

@@ -12,7 +12,7 @@ from baton.kernels.experts.moe import SWIGLU, Gating
 from baton.kernels.experts.routing import Routing
 
 NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Names of one key: transformers 5 writes another for Qwen than Qwen does."""
+"""Names of one key: transformers 5 writes another one for Qwen than Qwen's authors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class MoeConfig:
     num_slots: int | None = None
     """Experts kept on this rank, if not all."""
     shared_width: int = 0
-    """The width of the expert that all tokens go through; 0 if there is none."""
+    """The width of the shared expert; 0 if there is none."""
     gating: Gating = SWIGLU
     is_input_scaled: bool = False
     """Whether routing weights multiply an expert's input rather than its output."""
@@ -49,7 +49,7 @@ def parse_routing(keys: ConfigKeys, **options: Any) -> Routing:
 
 
 def parse_sparse_layers(keys: ConfigKeys) -> list[bool]:
-    """Which layers have experts: every n-th, except listed ones."""
+    """Whether each layer has experts: every n-th does, except listed ones."""
     step = keys.count("decoder_sparse_step", 1)
     dense = parse_layer_numbers(keys, "mlp_only_layers") or ()
     return [

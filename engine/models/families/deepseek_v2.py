@@ -1,7 +1,7 @@
-"""DeepSeek V2 and V2-Lite: latent attention, and routed experts beside shared ones.
+"""DeepSeek V2 and V2-Lite: latent attention, with routed and shared experts.
 
-The first layers have a plain feed-forward. V2-Lite makes its queries of x at once, and chooses
-among all experts; V2 among those of the best groups. What V3 shares with it is taken from here.
+The first layers have a dense feed-forward. V2-Lite projects queries from x directly, and chooses
+among all experts; V2 among those of the best groups. V3 uses parts of this file.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def parse(keys: ConfigKeys) -> ModelConfig:
 
 
 def parse_groups(keys: ConfigKeys, num_best: int) -> ExpertGroups:
-    """`num_best` experts of a group, added, are its score."""
+    """`num_best`: number of best scores of a group that are added to its score."""
     return ExpertGroups(
         num_groups=keys.count("n_group"), num_chosen=keys.count("topk_group"), num_best=num_best
     )
@@ -121,7 +121,7 @@ CHECKPOINT = {
     **LATENT_ATTENTION,
     **EXPERTS,
 }
-"""All weights; a model has those that its configuration gives it."""
+"""All weights; which of them a model has depends on its configuration."""
 DEFAULTS = {
     "hidden_act": "silu",
     "kv_lora_rank": 512,

@@ -1,8 +1,8 @@
 """DeepSeek V3 and V3.1: V2 with experts chosen by sigmoid scores, group by group.
 
-A correction, learned without a loss, moves the choice of experts but not their shares. Behind the
-last layer a checkpoint has layers that predict a further token each: plain decoding has no use for
-them, and they are not loaded.
+A correction bias, learnt without an auxiliary loss, affects the choice of experts but not their
+weights. Checkpoints have layers after the last that predict a further token each (MTP): they are
+not part of the decoder, and are loaded only as draft heads.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""DeepSeek V3.2: V3 whose attention is sparse: an index in each layer chooses what a query reads.
+"""DeepSeek V3.2: V3 with sparse attention: an index in each layer chooses the keys of a query.
 
-What GLM-5 shares with it is taken from here.
+GLM-5 uses parts of this file.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from baton.kernels.latent_attention.choose_tokens import Chosen
 from baton.kernels.paging.sequences import Sequences
 
 DENSE, SPARSE = "dense", "sparse"
-"""What `mlp_layer_types` calls layers without and with experts."""
+"""Values of `mlp_layer_types` for layers without and with experts."""
 INDEXED, INDEXED_BEFORE = "indexed_attention", "deepseek_sparse_attention"
-"""What `layer_types` calls all layers, now and in older configurations."""
+"""Value of `layer_types` for all layers, in current and in older configurations."""
 
 
 class SparseDecoder(Decoder):
-    """What a layer has chosen to attend to goes on to the next."""
+    """Passes the chosen keys of a layer on to the next."""
 
     is_mixed_capturable: ClassVar[bool] = False
     """A graph would rank, for each of its tokens, as many keys as a request may ever have."""
@@ -89,7 +89,7 @@ def parse(keys: ConfigKeys) -> ModelConfig:
 def parse_sparse(
     keys: ConfigKeys, has_index: Sequence[bool], *, is_interleaved: bool
 ) -> ModelConfig:
-    """The layers that have an index; whether neighbours turn together in it."""
+    """Layers with an index, and whether adjacent dimensions are rotated together in it."""
     config = deepseek_v3.parse(keys)
     assert config.latent is not None
     if config.latent.query_rank is None:

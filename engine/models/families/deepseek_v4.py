@@ -1,9 +1,9 @@
 """DeepSeek V4-Flash: windows and compressed entries, hyper-connections, experts by token or router.
 
-Layers see a window of tokens and, most of them, compressed entries of all before: every few tokens,
-chosen by an index, or every many, all of them. The residual is several streams. The first layers
-choose experts by the token itself. Behind the last layer a checkpoint may have one that predicts a
-further token: it is not loaded.
+Layers see a window of tokens, and most of them also compressed entries of the whole context: either
+one entry every few tokens, of which an index chooses some, or one every many tokens, all of which
+are used. The residual is several streams. The first layers choose experts by token id. Checkpoints
+may have a layer after the last that predicts a further token: it is not loaded.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ from baton.kernels.experts.routing import Score
 from baton.kernels.products.linear import GATES
 
 SPARSE, HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
-"""What `layer_types` has beside windows alone: entries that overlap and are chosen, and others."""
+"""Values of `layer_types` besides windows alone: overlapping entries chosen by an index, and
+others."""
 KINDS = {0: SLIDING, 4: SPARSE, 128: HEAVY}
 """Kind of attention by compression ratio, as published in `compress_ratios`."""
 BY_TOKEN, BY_ROUTER = "hash_moe", "moe"
@@ -96,13 +97,13 @@ def _parse_compressed(keys: ConfigKeys, heads: HeadShape) -> CompressedConfig:
 
 class _Ropes(NamedTuple):
     of_tokens: Rope
-    """RoPE of layers that see a window alone."""
+    """RoPE of layers with a window only."""
     of_entries: Rope
     """RoPE of layers that compress, for their entries and tokens."""
 
 
 def _parse_ropes(keys: ConfigKeys, head_dim: int) -> _Ropes:
-    """Entries are stretched by YaRN, whose factor does not sharpen scores unless it is given."""
+    """Entries use YaRN; its attention factor is 1 unless it is given."""
     share = keys.count("qk_rope_head_dim") / head_dim
     keys = keys.with_default("partial_rotary_factor", share)
     of_tokens, of_entries = (parse_rope(keys, head_dim, at) for at in (PLAIN_ROPE, ROPE_OF_ENTRIES))
@@ -154,7 +155,7 @@ def _parse_moe(keys: ConfigKeys) -> MoeConfig:
 
 
 def _layer_types(keys: ConfigKeys) -> Sequence[str]:
-    """Published as numbers, of which some are for layers behind the last."""
+    """Published as numbers; some are for layers after the last."""
     num_layers = keys.count("num_hidden_layers")
     ratios = keys.value("compress_ratios")
     if keys.value("layer_types") is None and isinstance(ratios, list):
@@ -241,9 +242,10 @@ CHECKPOINT = {
     "norm.weight": ("model.norm.weight",),
     "head.weight": ("head.weight",),
 }
-"""Weight names as transformers saves them; a model has those that its configuration gives it."""
+"""Weight names as transformers saves them; which of them a model has depends on its
+configuration."""
 PUBLISHED = {"embed.weight": ("embed.weight",), **_hyper("collapse", "hc_head")}
-"""Weight names where the authors' differ: all without `model.`"""
+"""Weight names of the authors where they differ; all are without `model.`"""
 
 DEEPSEEK_V4 = Family(
     description="DeepSeek V4-Flash: compressed contexts, hyper-connections, hashed experts",

@@ -1,7 +1,7 @@
 """Gemma 2: norms before and after attention and feed-forward, soft-capped scores and logits.
 
-GeGLU; every other layer sees a window. The embedding is scaled by the root of the width, scores by
-that of `query_pre_attn_scalar` in place of the head's width, and a norm's weight is stored less 1.
+GeGLU; every other layer has a window. The embedding is scaled by the root of the width, scores by
+that of `query_pre_attn_scalar` instead of the head's width, and a norm's weight is stored minus 1.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Gemma 3, text: Gemma 2 with norms over heads, and other rotary positions where layers see all.
+"""Gemma 3, text: Gemma 2 with norms over heads, and other rotary positions in layers without a
+window.
 
-Of `sliding_window_pattern` layers the last sees all, by slow angles that may be scaled; the others
-see a window, by fast ones. Scores are not soft-capped.
+The last of each `sliding_window_pattern` layers sees all tokens, with low rotary frequencies that
+may be scaled; the others have a window, and high frequencies. Scores are not soft-capped.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""GLM-5: DeepSeek V3.2 in which only some layers have an index; the others take its choice.
+"""GLM-5: DeepSeek V3.2 in which only some layers have an index; the others use its choice.
 
-Which ones `indexer_types` says, layer by layer; or a pattern ("FSSF"); or every so many of them
-from an offset on, all before it being full.
+`indexer_types` names these layers one by one; or a pattern does ("FSSF"); or they are every n-th
+layer from an offset on, and all layers before it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""GPT-OSS: sinks in attention, every other layer a window, experts with biases and a clamped gate.
+"""GPT-OSS: attention sinks, a window in every other layer, experts with biases and a clamped gate.
 
-A sink is a score of a head that belongs to no token: what it draws of the weights goes nowhere.
-Experts are stored stacked and transposed, gate and up column by column; as MXFP4 they are rows.
+A sink is an additional score of a head: it takes weight, and adds no value. Experts are stored
+stacked and transposed, with gate and up columns alternating; in MXFP4 these are rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ YARN = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
-"""RoPE parameters where `config.json` says nothing of them."""
+"""Default RoPE parameters."""
 
 
 def parse(keys: ConfigKeys) -> ModelConfig:

@@ -49,7 +49,8 @@ def parse_windowed(
 
 
 HeadNorms = Callable[[ModelConfig, LayerConfig], Callable[[], RmsNorm] | None]
-"""What makes the norms over each head of the queries and keys of a layer, if it has any."""
+"""Returns a factory of the norms over each head of a layer's queries and keys; None without such
+norms."""
 
 
 def no_head_norms(config: ModelConfig, layer: LayerConfig) -> None:
@@ -105,7 +106,7 @@ CHECKPOINT = {
     "norm.weight": ("model.norm.weight",),
     "head.weight": ("lm_head.weight",),
 }
-"""All weights; a model has those that its configuration gives it: biases and a head are options."""
+"""All weights; biases and a head are optional."""
 
 LLAMA = Family(
     description="Llama 2, 3 and 3.x: grouped-query attention, SwiGLU",

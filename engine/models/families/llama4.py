@@ -1,12 +1,13 @@
-"""Llama 4, text: one of many experts a token, and one for all; chunks of attention; NoPE layers.
+"""Llama 4, text: one of many experts per token and a shared one; chunked attention; NoPE layers.
 
-Most layers turn their heads, with a norm over each, and see the chunk of a token alone. Every
-fourth has no positions (NoPE) and sees all; there, queries grow with their position. A share
-multiplies what its expert reads. Experts lie in one tensor a layer, inputs first.
+Most layers have rotary positions, with a norm over each head, and see only the chunk of a token.
+Every fourth has no positions (NoPE) and sees all tokens; there, queries are scaled by position.
+Routing weights multiply the input of an expert. Experts are stored in one tensor per layer, inputs
+first.
 
-Heads turn by pairs of neighbours where ours turn by halves, so the rows of queries and keys are put
-apart when they are loaded; products of two heads are the same. A head's norm is the same before it
-is turned as after.
+The checkpoint rotates adjacent dimensions, and this code dimensions half a head apart, so the rows
+of queries and keys are permuted when they are loaded; products of two heads do not change. A head's
+norm is the same before and after rotation.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def _with_experts(keys: ConfigKeys, config: ModelConfig) -> ModelConfig:
 
 
 def _rope_layers(keys: ConfigKeys, num_layers: int) -> Sequence[bool]:
-    """`no_rope_layers` has a 1 where there are rotary positions, and may be empty or absent."""
+    """`no_rope_layers` has a 1 for layers with rotary positions, and may be empty or absent."""
     found = keys.value("no_rope_layers")
     if not found:
         interval = keys.count("no_rope_layer_interval", 4)

@@ -40,7 +40,7 @@ FUSED = {
     "blocks.{i}.ffn.experts.gate_up": ("model.layers.{i}.mlp.experts.gate_up_proj",),
     "blocks.{i}.ffn.experts.down": ("model.layers.{i}.mlp.experts.down_proj",),
 }
-"""Expert names as transformers 5 holds them, and saves them when it is told to."""
+"""Expert names as transformers 5 holds them, and optionally saves them."""
 
 MIXTRAL = Family(
     description="Mixtral: Mistral with experts, two of eight a token",

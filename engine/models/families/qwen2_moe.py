@@ -1,4 +1,4 @@
-"""Qwen 1.5 and 2 with experts: those that are chosen, and one that all tokens go through, gated."""
+"""Qwen 1.5 and 2 MoE: routed experts, and a shared expert with a gate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen 3 with experts: norms over heads, many small experts, none for all tokens."""
+"""Qwen 3 MoE: norms over heads, many small experts, no shared expert."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """EAGLE (Li et al. 2024): one Llama layer that continues the hidden states of a model.
 
-    x[t] = W (embedding of token t + 1, h[t])            h: what the model gives, after its norm
+    x[t] = W (embedding of token t + 1, h[t])            h: the model's output, after its norm
     g    = the layer, over x                             without a norm before its attention
     logits of token t + 2 = the model's own head(g[t])   g[t] stands for h[t + 1]
 
@@ -39,7 +39,7 @@ LAYER = {
     "ffn.gate_up.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
     "ffn.down.weight": ("mlp.down_proj.weight",),
 }
-"""Ours <- theirs, of the layer."""
+"""Ours <- theirs, for the layer."""
 CHECKPOINT = {
     "join.first.weight": ("fc.weight",),
     "join.second.weight": ("fc.weight",),
@@ -71,9 +71,8 @@ class EagleHead(nn.Module):
     shares: tuple[End, ...] = ("embed", "head")
 
     def __init__(self, config: ModelConfig, *, has_bias: bool) -> None:
-        """A head without weights. `has_bias`: of the projection that joins token and hidden state.
-        Raises CheckpointError if it has several layers.
-        """
+        """A head without weights. `has_bias`: whether the projection of token and hidden state has
+        a bias. Raises CheckpointError if it has several layers."""
         super().__init__()
         if config.num_layers != 1:
             raise unsupported(
@@ -132,7 +131,7 @@ def block_of(config: ModelConfig, layer: LayerConfig, *, attn_norm: nn.Module) -
 
 
 def layout_of(config: ModelConfig, of_model: KvLayout) -> KvLayout:
-    """KV of Llama layers, in the blocks and the dtype of a model's."""
+    """The layout of Llama layers' KV, with the blocks and the dtype of a model's."""
     return replace(
         of_model,
         num_layers=config.num_layers,

@@ -3,13 +3,13 @@
     h[t]  = W (inputs of three layers at token t)        or out[t - 1], where these are not known
     pair  = (norm(embedding of token t + 1), norm(h[t]))
     out   = the layer: attention reads pair, and is added to h; then Llama layers, if it has more
-    logits of token t + 2 = head(norm(out[t]))           of the tokens that are drafted at all
+    logits of token t + 2 = head(norm(out[t]))           only of the tokens that it can draft
 
-P-EAGLE (2026) drafts k tokens in one pass: behind the last pair stand k - 1 masks, each a token of
-its own and features that were learnt.
+P-EAGLE (2026) drafts k tokens in one pass: the last pair is followed by k - 1 masks, each with a
+token of its own and learnt features.
 
 The embedding is the model's, the head its own. T tokens, D model width, F width of three features,
-V vocabulary, of which V' tokens are drafted.
+V vocabulary, of which V' tokens can be drafted.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _FIRST = {
 
 
 JOIN = {"fuse.weight": ("fc.weight",)}
-"""Ours <- theirs, of what joins features."""
+"""Ours <- theirs, for the projection of features."""
 _FURTHER = {**LAYER, "attn_norm.weight": ("input_layernorm.weight",)}
 
 
@@ -79,7 +79,7 @@ ARRANGEMENTS: Mapping[str, Arrangement] = {
     "attn.qkv.second.weight": SECOND_HALF,
 }
 NEVER = -1e30
-"""The logit of tokens that are not drafted; finite, since non-finite logits mean an error."""
+"""The logit of tokens that cannot be drafted; finite, since non-finite logits mean an error."""
 
 
 class FeatureJoin(nn.Module):

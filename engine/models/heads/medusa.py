@@ -54,7 +54,7 @@ class MedusaHeads(nn.Module):
         return () if self.heads else ("head",)
 
     def share(self, model: Decoder) -> None:
-        """After loading: share the output head with `model`, where there is no own one."""
+        """After loading: share the output head of `model`, unless the heads have their own."""
         self.model = model
 
     @property
@@ -62,7 +62,7 @@ class MedusaHeads(nn.Module):
         return len(self.blocks)
 
     def logits(self, hidden: Tensor, number: int) -> Tensor:
-        """What the model gave [S, D] -> float32 [S, V], of one of the heads"""
+        """The model's outputs [S, D] -> float32 logits [S, V] of head `number`"""
         blocks = self.blocks[number]
         assert isinstance(blocks, nn.ModuleList)
         x = hidden

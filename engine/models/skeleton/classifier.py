@@ -1,4 +1,4 @@
-"""A family whose head gives labels in place of tokens: `...ForSequenceClassification`.
+"""A family whose head returns labels instead of tokens: `...ForSequenceClassification`.
 
 hidden state of the prompt's last token [D]  --score.weight [labels, D]-->  logits [labels]
 """

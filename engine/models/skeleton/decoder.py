@@ -1,8 +1,8 @@
 """The skeleton of a decoder: embedding, blocks, norm, head.
 
-T = tokens of this pass, all requests end to end; S = those whose outputs are wanted; D = model
-width; V = vocabulary. The residual stream is carried beside x, so that adding it and normalising
-are one operation.
+T = tokens of this pass, of all requests, concatenated; S = those whose outputs are wanted; D =
+model width; V = vocabulary. The residual stream is passed separately from x, so that adding it and
+normalizing are one operation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from baton.kernels.products.linear import logits
 
 
 class Decoder(nn.Module):
-    """`norm` is the last one, of the kind that adds."""
+    """`norm` is the last norm, with residual add."""
 
     is_capturable: ClassVar[bool] = True
     """Whether a decode pass on a GPU launches the same work for any lengths, so that it can be

@@ -14,7 +14,7 @@ from baton.engine.models.skeleton.decoder import Decoder
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     description: str
-    """One line: which models they are, and what is particular about them."""
+    """One line: the models, and their particularities."""
     parse: Callable[[ConfigKeys], ModelConfig]
     build: Callable[[ModelConfig], Decoder]
     """Makes the model, without memory for its weights."""
@@ -26,7 +26,7 @@ class Family:
     arrangements: Mapping[str, Arrangement] = field(default_factory=dict)
     """Arrangements of tensors with another layout, by our names or by source."""
     base_prefix: str = ""
-    """Checkpoints of the model without its head may leave it out of their names."""
+    """A prefix that checkpoints of the model without its head may omit."""
     buffers: tuple[str, ...] = (".rotary_emb.inv_freq",)
     """Suffixes of checkpoint names that are no weights."""
     integers: tuple[str, ...] = ()

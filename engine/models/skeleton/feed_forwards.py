@@ -14,7 +14,7 @@ from baton.engine.models.config.moe import MoeConfig
 
 
 def feed_forward_of(config: ModelConfig, layer: LayerConfig) -> nn.Module:
-    """Gated, whether it is one or many."""
+    """A gated feed-forward, or a mixture of them."""
     if layer.moe is not None:
         return _mixture(config.hidden_size, config.activation, layer.moe)
     return GatedFeedForward(

@@ -1,11 +1,11 @@
-"""The head that predicts one token further (DeepSeek V3, 2024): a layer behind the last.
+"""The multi-token prediction head (DeepSeek V3, 2024): a layer after the last, for one token more.
 
-    y[t]  = W (norm(embedding of token t + 1), norm(h[t]))          h: what the model gives
+    y[t]  = W (norm(embedding of token t + 1), norm(h[t]))          h: the model's output
     g     = norm(the layer, over y)                                 with KV of its own
     logits of token t + 2 = head(g[t])
 
-Embedding and head are the model's own; checkpoints repeat them. To guess further, g[t] stands for
-h[t + 1].
+Embedding and head are the model's own; checkpoints repeat them. To draft further tokens, g[t]
+stands for h[t + 1].
 
 T tokens, D model width, V vocabulary.
 """
@@ -38,7 +38,7 @@ OWN = {
     "join.second.weight": ("eh_proj.weight",),
     "layer.norm.weight": ("shared_head.norm.weight",),
 }
-"""Ours <- theirs, behind what the names of the layer begin with."""
+"""Ours <- theirs, after the prefix of the layer."""
 
 
 class MtpHead(nn.Module):
@@ -66,7 +66,7 @@ class MtpHead(nn.Module):
         return replace(of_model, num_layers=1, side_caches=side_caches)
 
     def share(self, model: Decoder) -> None:
-        """Once there are weights: embedding and head are those of `model`."""
+        """After loading: share embedding and head with `model`."""
         self.layer.embed, self.layer.head = model.embed, model.head
 
     def forward(
@@ -76,7 +76,7 @@ class MtpHead(nn.Module):
         sequences: Sequences,
         caches: Sequence[LayerCache],
     ) -> Tensor:
-        """What the model gave [T, D], and the tokens behind [T] -> [T, D]"""
+        """The model's outputs [T, D], and the following tokens [T] -> [T, D]"""
         embedded = self.embed_norm(self.layer.embed(next_tokens))
         x = self.join((embedded, self.hidden_norm(hidden)))
         x, residual = self.layer.through(x, None, sequences, caches, ignore_layer)
@@ -95,7 +95,7 @@ class MtpHead(nn.Module):
 
 
 def names_of(family: Family, layer: int) -> Family:
-    """The family with the checkpoint names of one layer behind the last."""
+    """The family with the checkpoint names of one layer after the last."""
     prefix = family.further_layers.format(i=layer)
     own = {ours: tuple(prefix + name for name in theirs) for ours, theirs in OWN.items()}
     return replace(

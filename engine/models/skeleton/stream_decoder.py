@@ -5,8 +5,8 @@
     x, post, comb = hyper(streams)            streams = expand(streams, ffn(norm(x)), post, comb)
     out = norm(head(streams))                                            [S, D]
 
-kernels/residual/hyper_connections.py says how streams are mixed. Experts may be chosen by the token
-itself.
+See kernels/residual/hyper_connections.py for the mixing of streams. Experts may be chosen by token
+id.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class StreamBlock(nn.Module):
 
 
 class StreamDecoder(Decoder):
-    """n streams that all begin as the embedding and are one again before the last norm."""
+    """n streams, which begin as copies of the embedding, and are merged before the last norm."""
 
     is_capturable: ClassVar[bool] = False
     """Without compiled operators, attention loops over requests."""

@@ -1,7 +1,8 @@
-"""Auxiliary hidden states: the inputs of some layers, read beside the outputs (for EAGLE-3).
+"""Auxiliary hidden states: the inputs of some layers, captured in addition to outputs (for
+EAGLE-3).
 
 layer 0 | layer 1 | layer 2 | ...
-                  ^ tap 2: the residual stream, of the rows whose outputs are wanted
+                  ^ tap 2: the residual stream, for the rows whose outputs are wanted
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ def trace_forward(
             field="prompt",
         )
     layout = loaded.info.layout(BLOCK_SIZE)
-    num_blocks, is_fixed = layout.num_blocks_for(len(tokens)), loaded.is_deterministic
-    cache = KvCache(layout, num_blocks, device, is_deterministic=is_fixed)
+    num_blocks, is_deterministic = layout.num_blocks_for(len(tokens)), loaded.is_deterministic
+    cache = KvCache(layout, num_blocks, device, is_deterministic=is_deterministic)
     chunk = Chunk(tokens, 0, range(cache.num_blocks), num_outputs=len(tokens))
     batch = make_batch([chunk], BLOCK_SIZE, device)
     model = loaded.model

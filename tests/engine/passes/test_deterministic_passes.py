@@ -24,13 +24,13 @@ from baton.engine.memory.kv_cache import KvCache
 from baton.engine.mesh.mesh import Mesh
 from baton.engine.models.skeleton.decoder import Decoder
 from baton.kernels.latent_attention import (
-    fixed_mla_attention_gpu,
+    batch_invariant_mla_attention_gpu,
     latent_attention,
     mla_attention_gpu,
 )
 from baton.kernels.latent_attention.latent_heads import LatentWeights
-from baton.kernels.products.fixed_weight import FixedWeight
-from baton.kernels.products.head_linear import FixedHeads
+from baton.kernels.products.batch_invariant_weight import BatchInvariantWeight
+from baton.kernels.products.head_linear import BatchInvariantHeads
 
 PROMPT = [5, 9, 2, 11, 7, 3, 8, 4, 6, 10, 12, 13, 14, 2, 3, 4, 5, 6]
 
@@ -53,12 +53,12 @@ class Deterministic:
             whole = part.weight
             assert isinstance(whole, torch.Tensor)
             del part.weight
-            part.weight = FixedWeight(whole)
+            part.weight = BatchInvariantWeight(whole)
         for heads in (part for part in self.model.modules() if isinstance(part, LatentHeads)):
             kept = heads.weight
             assert isinstance(kept, LatentWeights)
-            absorb, values = (FixedHeads(each) for each in (kept.absorb, kept.values))  # type: ignore[arg-type]
-            heads.weight = replace(kept, absorb=absorb, values=values, is_fixed=True)
+            absorb, values = (BatchInvariantHeads(each) for each in (kept.absorb, kept.values))  # type: ignore[arg-type]
+            heads.weight = replace(kept, absorb=absorb, values=values, is_batch_invariant=True)
         fix_order(self.model)
         layout = loaded.info.layout(BLOCK_SIZE)
         self.cache = KvCache(layout, NUM_BLOCKS, dtype="float16", is_deterministic=True)
@@ -84,7 +84,7 @@ def test_a_request_has_the_same_logits_whatever_is_beside_it(
     family: str, sizes: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("baton.kernels.experts.grouped_linear_gpu.FEW_ROWS", 4)  # as of long ones
-    monkeypatch.setattr(fixed_mla_attention_gpu, "SPLIT_KEYS", 16)
+    monkeypatch.setattr(batch_invariant_mla_attention_gpu, "SPLIT_KEYS", 16)
     monkeypatch.setattr(mla_attention_gpu, "mla_attention", None)  # the other is called
     monkeypatch.setattr(latent_attention, "MIN_EXPANDED", 2)
     monkeypatch.setattr(latent_attention, "is_expanded_cheaper", lambda *_: True)
@@ -118,17 +118,19 @@ def test_a_model_that_is_loaded_so_multiplies_so_and_has_a_name_of_its_own(tmp_p
     )
 
     assert fixed.is_deterministic and not plain.is_deterministic
-    assert all(isinstance(part.weight, FixedWeight) for part in multiplied(fixed.model))
-    assert not any(isinstance(part.weight, FixedWeight) for part in multiplied(plain.model))
+    assert all(isinstance(part.weight, BatchInvariantWeight) for part in multiplied(fixed.model))
+    assert not any(
+        isinstance(part.weight, BatchInvariantWeight) for part in multiplied(plain.model)
+    )
     of_latents = load_model(
         FAMILIES["deepseek v3"](tmp_path / "mla"), device="meta", deterministic=True
     )
     (attention, *_) = [part for part in of_latents.model.modules() if isinstance(part, LatentHeads)]
-    assert isinstance(attention.weight, LatentWeights) and attention.weight.is_fixed
-    assert isinstance(attention.weight.absorb, FixedHeads)
-    assert isinstance(attention.weight.values, FixedHeads)
+    assert isinstance(attention.weight, LatentWeights) and attention.weight.is_batch_invariant
+    assert isinstance(attention.weight.absorb, BatchInvariantHeads)
+    assert isinstance(attention.weight.values, BatchInvariantHeads)
     mixtures = [part for part in of_experts.model.modules() if isinstance(part, Experts)]
-    assert mixtures and all(part.weights.is_fixed for part in mixtures)
+    assert mixtures and all(part.weights.is_batch_invariant for part in mixtures)
     assert fixed.info.fingerprint != plain.info.fingerprint
     on_cpu = [load_model(folder, deterministic=each) for each in (True, False)]
     assert on_cpu[0].info == on_cpu[1].info and not on_cpu[0].is_deterministic

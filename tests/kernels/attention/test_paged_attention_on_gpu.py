@@ -238,9 +238,9 @@ def test_drafts_have_longer_splits_where_there_would_be_too_many(
     monkeypatch.setattr("baton.kernels.attention.paged_decode_gpu.MAX_PARTIAL_BYTES", 20_000)
     shapes: list[torch.Size] = []
 
-    def merging(partial: torch.Tensor, *others: object, is_fixed: bool) -> None:
+    def merging(partial: torch.Tensor, *others: object, is_batch_invariant: bool) -> None:
         shapes.append(partial.shape)
-        merge_splits(partial, *others, is_fixed=is_fixed)  # type: ignore[arg-type]
+        merge_splits(partial, *others, is_batch_invariant=is_batch_invariant)  # type: ignore[arg-type]
 
     monkeypatch.setattr("baton.kernels.attention.paged_decode_gpu.merge_splits", merging)
     made = PagedPass(requests)

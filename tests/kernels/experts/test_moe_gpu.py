@@ -175,7 +175,7 @@ def test_a_token_has_the_same_bits_beside_any_others_where_they_are_to_be_fixed(
     if way is not None:
         gate_up, down = (stacked(stack, way) for stack in (weights.gate_up, weights.down))
         weights = replace(weights, gate_up=gate_up, down=down)
-    weights = replace(weights, is_fixed=True)
+    weights = replace(weights, is_batch_invariant=True)
     routing = Routing(num_experts=num_experts, num_choices=num_choices)
     x, logits = random(num_tokens, width, dtype=torch.bfloat16), random(num_tokens, num_experts)
 

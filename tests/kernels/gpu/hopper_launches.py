@@ -13,7 +13,7 @@ import torch
 from tests.kernels.gpu.hopper_compiler import compiled_for_hopper
 from tests.kernels.passes import sequences_of
 
-from baton.kernels.attention.fixed_attention_gpu import fixed_attention
+from baton.kernels.attention.batch_invariant_attention_gpu import batch_invariant_attention
 from baton.kernels.attention.gather_kv_gpu import gather_kv
 from baton.kernels.attention.merge_attention_gpu import merge_attention
 from baton.kernels.attention.paged_attention_gpu import paged_attention
@@ -27,8 +27,10 @@ from baton.kernels.experts.grouped_quantized_gpu import grouped_quantized
 from baton.kernels.experts.moe_gpu import moe
 from baton.kernels.experts.routing import Routed
 from baton.kernels.experts.routing_gpu import choose_experts, sort_pairs
+from baton.kernels.latent_attention.batch_invariant_mla_attention_gpu import (
+    batch_invariant_mla_attention,
+)
 from baton.kernels.latent_attention.choose_tokens_gpu import scores
-from baton.kernels.latent_attention.fixed_mla_attention_gpu import fixed_mla_attention
 from baton.kernels.latent_attention.mla_attention_gpu import mla_attention
 from baton.kernels.paging.arena_gpu import PagedCache
 from baton.kernels.paging.block_copy_gpu import gather_blocks
@@ -100,13 +102,13 @@ def attend_in_one_order(items: torch.dtype | None = None) -> None:
     cache = PagedCache.of(arena_of(8, 128, items))
     for tokens in (PROMPT, 1):
         q = torch.empty(tokens + 1, 32, 128, dtype=BFLOAT16)
-        fixed_attention(q, cache, mixed_pass(tokens))
+        batch_invariant_attention(q, cache, mixed_pass(tokens))
 
 
 def multiply_in_one_order() -> None:
     x, weight = torch.empty(1, 4096, dtype=BFLOAT16), torch.empty(6144, 4096, dtype=BFLOAT16)
-    linear_tiles(x, weight, is_fixed=True)
-    linear_tiles(x, weight, dtype=torch.float32, is_fixed=True)
+    linear_tiles(x, weight, is_batch_invariant=True)
+    linear_tiles(x, weight, dtype=torch.float32, is_batch_invariant=True)
 
 
 def attend_to_latents(num_heads: int, tokens: int = 1) -> None:
@@ -125,7 +127,9 @@ def attend_to_latents_in_one_order(num_heads: int) -> None:
     q = torch.empty(PROMPT + 1, num_heads, 192, dtype=BFLOAT16)
     q_latent = fixed_head_linear(q[..., :128], keys.transpose(1, 2))
     arena = torch.empty(1, 1, BLOCK_SIZE, 576, dtype=BFLOAT16)
-    attended = fixed_mla_attention(q_latent, q[..., 128:].contiguous(), arena, sequences, 0.1)
+    attended = batch_invariant_mla_attention(
+        q_latent, q[..., 128:].contiguous(), arena, sequences, 0.1
+    )
     fixed_head_linear(attended, keys)
 
 

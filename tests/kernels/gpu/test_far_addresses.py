@@ -15,14 +15,16 @@ import torch
 from tests.kernels.passes import sequences_of
 from torch import Tensor
 
-from baton.kernels.attention.fixed_attention_gpu import fixed_attention
+from baton.kernels.attention.batch_invariant_attention_gpu import batch_invariant_attention
 from baton.kernels.attention.gather_kv_gpu import gather_kv
 from baton.kernels.attention.paged_attention_gpu import paged_attention
 from baton.kernels.cache_write.latent_write_gpu import latent_write
 from baton.kernels.cache_write.rope_kv_write_gpu import rope_kv_write
 from baton.kernels.cache_write.rotation import LatentNorm
+from baton.kernels.latent_attention.batch_invariant_mla_attention_gpu import (
+    batch_invariant_mla_attention,
+)
 from baton.kernels.latent_attention.choose_tokens_gpu import scores
-from baton.kernels.latent_attention.fixed_mla_attention_gpu import fixed_mla_attention
 from baton.kernels.latent_attention.mla_attention_gpu import mla_attention
 from baton.kernels.paging import block_copy_gpu as block_copy
 from baton.kernels.paging.arena_gpu import PagedCache
@@ -74,7 +76,7 @@ def attended(arena: Tensor, sequences: Sequences) -> Tensor:
     cache, q = paged(arena), made(NUM_TOKENS, 4, WIDTH).to(torch.float32)
     by_splits = paged_attention(q, cache, replace(sequences, max_query_len=3))
     by_tiles = paged_attention(q, cache, replace(sequences, max_query_len=17))
-    return torch.cat((by_splits, by_tiles, fixed_attention(q, cache, sequences)))
+    return torch.cat((by_splits, by_tiles, batch_invariant_attention(q, cache, sequences)))
 
 
 def gathered(arena: Tensor, sequences: Sequences) -> Tensor:
@@ -90,7 +92,9 @@ def written(arena: Tensor, sequences: Sequences) -> Tensor:
 def of_latents(arena: Tensor, sequences: Sequences) -> Tensor:
     q_latent, q_rope = made(NUM_TOKENS, 3, LATENT), made(NUM_TOKENS, 3, ROTATED)
     attend = mla_attention(q_latent, q_rope, arena, sequences, 0.3, 8)
-    return torch.cat((attend, fixed_mla_attention(q_latent, q_rope, arena, sequences, 0.3)))
+    return torch.cat(
+        (attend, batch_invariant_mla_attention(q_latent, q_rope, arena, sequences, 0.3))
+    )
 
 
 def written_latents(arena: Tensor, sequences: Sequences) -> Tensor:

@@ -91,7 +91,7 @@ def test_on_a_gpu_a_row_may_have_the_same_bits_beside_any_others(
     x, weight = made(70, 3, 100, 72, dtype)
     if is_turned:  # as one direction of latent heads is of the other
         weight = weight.transpose(1, 2).contiguous().transpose(1, 2)
-    fixed = kernel.FixedHeads(weight)
+    fixed = kernel.BatchInvariantHeads(weight)
     whole = kernel.head_linear(x, fixed)
     assert_near(whole, x, weight)
 

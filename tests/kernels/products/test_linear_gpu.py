@@ -11,7 +11,7 @@ from tests.kernels.gpu.pretended_gpu import tensors_on_a_gpu
 from torch import Tensor
 
 from baton.kernels.products import linear_gpu as module
-from baton.kernels.products.fixed_weight import FixedWeight
+from baton.kernels.products.batch_invariant_weight import BatchInvariantWeight
 from baton.kernels.products.linear import GATES
 from baton.kernels.products.linear_gpu import linear_tiles
 from baton.kernels.products.quantized_groups import quantized_groups, stack
@@ -178,7 +178,11 @@ def test_a_row_has_the_same_bits_beside_any_others_where_tiles_are_fixed(
     monkeypatch.setattr(module, "MAX_PARTIAL_BYTES", 4 * 2 * 70 * 64)  # a tile of rows at once
     weight = random(70, 1152, dtype=torch.bfloat16)
     x, bias = random(67, 1152, dtype=torch.bfloat16), random(70, dtype=torch.bfloat16)
-    kept = FixedWeight(weight) if way == "wide" else replace(WAYS[way](weight), is_fixed=True)
+    kept = (
+        BatchInvariantWeight(weight)
+        if way == "wide"
+        else replace(WAYS[way](weight), is_batch_invariant=True)
+    )
     assert module.num_splits(70, 1152, 64) == 2
 
     with tensors_on_a_gpu():

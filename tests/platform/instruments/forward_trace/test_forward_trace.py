@@ -184,9 +184,12 @@ def test_the_page_stands_alone_and_no_token_can_break_out_of_it(folder: Path) ->
     assert "http" not in text.replace("http-equiv", "")
 
 
-@pytest.mark.parametrize("is_fixed", [False, True])
+@pytest.mark.parametrize("is_batch_invariant", [False, True])
 def test_what_attends_adds_up_in_one_order_where_the_model_does(
-    folder: Path, tokenizer: TextTokenizer, is_fixed: bool, monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    tokenizer: TextTokenizer,
+    is_batch_invariant: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[bool] = []
 
@@ -196,11 +199,11 @@ def test_what_attends_adds_up_in_one_order_where_the_model_does(
 
     honest = LayerKv.of
     monkeypatch.setattr(LayerKv, "of", of)
-    loaded = replace(load_model(folder), is_deterministic=is_fixed)
+    loaded = replace(load_model(folder), is_deterministic=is_batch_invariant)
 
     trace_forward(loaded, tokenizer, TOKENS, name="tiny", device="cpu")
 
-    assert set(asked) == {is_fixed}
+    assert set(asked) == {is_batch_invariant}
 
 
 def test_layers_that_are_alike_are_shown_once_and_the_others_too(

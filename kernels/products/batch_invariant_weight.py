@@ -14,7 +14,7 @@ from baton.kernels.products.linear import GATES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FixedWeight:
+class BatchInvariantWeight:
     """A `PreparedWeight`, see kernels/products/weight.py."""
 
     whole: Tensor
@@ -53,4 +53,4 @@ class FixedWeight:
 
         if x.dtype is not self.whole.dtype or x.shape[-1] != self.whole.shape[1]:
             raise ValueError(f"{x.shape=}, {x.dtype}, by {tuple(self.shape)}, {self.dtype}")
-        return linear_tiles(x, self.whole, bias=bias, dtype=dtype, is_fixed=True)
+        return linear_tiles(x, self.whole, bias=bias, dtype=dtype, is_batch_invariant=True)

@@ -7,7 +7,7 @@ import torch
 from tests.kernels.paged_passes import Heads, PagedPass
 from tests.kernels.passes import sequences_of
 
-from baton.kernels.attention import fixed_attention_gpu as fixed_attention
+from baton.kernels.attention import batch_invariant_attention_gpu as batch_invariant_attention
 from baton.kernels.attention import paged_decode_gpu as paged_decode
 from baton.kernels.attention.scoring import Scoring
 from baton.kernels.attention.scoring_gpu import ScoringRules
@@ -45,7 +45,7 @@ def attended(
         block_size=made.block_size,
     )
     rules, cache = made.rules, PagedCache.of(made.arena())
-    return fixed_attention.fixed_attention(
+    return batch_invariant_attention.batch_invariant_attention(
         q, cache, sequences, rules.window, rules.scoring, rules.sinks, split_keys=split
     )
 
@@ -85,8 +85,8 @@ def test_partial_results_that_are_too_many_are_made_in_turns(
         launched.append(rest[1].num_requests)  # type: ignore[attr-defined]
         decode(q, out, *rest, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(fixed_attention, "paged_decode", counted)
-    monkeypatch.setattr(fixed_attention, "MAX_PARTIAL_BYTES", 2 * 4 * 16 * 2 * 2 * 8)
+    monkeypatch.setattr(batch_invariant_attention, "paged_decode", counted)
+    monkeypatch.setattr(batch_invariant_attention, "MAX_PARTIAL_BYTES", 2 * 4 * 16 * 2 * 2 * 8)
 
     assert torch.equal(attended(made, parts), at_once)
     assert launched == [2, 1], "runs of 16 tokens at most"

@@ -32,7 +32,7 @@ SPLIT_KEYS = 1024
 context of 4,096 occupies four programs per KV head."""
 
 
-def fixed_attention(
+def batch_invariant_attention(
     q: Tensor,
     cache: PagedCache,
     sequences: Sequences,
@@ -56,5 +56,7 @@ def fixed_attention(
     num_runs = fit // 4 * 4 or fit  # fours begin where Triton wants it: else it compiles anew
     for first in range(0, runs.num_requests, num_runs):
         stop = min(first + num_runs, runs.num_requests)
-        paged_decode(q, out, cache, runs.some(first, stop), rules, split_keys, is_fixed=True)
+        paged_decode(
+            q, out, cache, runs.some(first, stop), rules, split_keys, is_batch_invariant=True
+        )
     return out

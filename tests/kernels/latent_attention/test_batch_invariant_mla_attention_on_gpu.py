@@ -17,7 +17,7 @@ from tests.kernels.latent_attention.test_mla_attention import (
 )
 from tests.kernels.passes import sequences_of
 
-from baton.kernels.latent_attention import fixed_mla_attention_gpu as fixed
+from baton.kernels.latent_attention import batch_invariant_mla_attention_gpu as fixed
 from baton.kernels.latent_attention.mla_attention_gpu import attend_latents
 
 REQUESTS = [(1, 3), (19, 50), (2, 33)]
@@ -41,7 +41,7 @@ def attended(made: LatentPass, parts: list[tuple[int, int, int]], longest: int =
     )
     most = max(longest, sequences.max_context_len)
     q_latent, q_rope = (part[rows] for part in made.queries)
-    return fixed.fixed_mla_attention(
+    return fixed.batch_invariant_mla_attention(
         q_latent, q_rope, made.arena, replace(sequences, max_context_len=most), SCALE
     )
 

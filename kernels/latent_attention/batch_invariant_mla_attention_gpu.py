@@ -33,7 +33,7 @@ NO_MORE = 1 << 24
 the batch."""
 
 
-def fixed_mla_attention(
+def batch_invariant_mla_attention(
     q_latent: Tensor,
     q_rope: Tensor,
     arena: Tensor,
