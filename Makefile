@@ -107,7 +107,9 @@ else
 define INSTALL_TORCH
 @echo "set-up: torch for $(TORCH) (0.2 GB for cpu), then 0.2 GB of other packages; 1.5 GB on disk"
 $(PIP) install --quiet -c constraints.txt uv
-$(BIN)/uv pip install --python $(BIN)/python --torch-backend $(TORCH) -c constraints.txt torch
+@$(BIN)/uv pip install --python $(BIN)/python --torch-backend $(TORCH) -c constraints.txt torch || { echo \
+  "set-up: torch for $(TORCH) comes from PyTorch's own index. If that is out of reach, leave TORCH=$(TORCH) out: pip's registry has the larger build"; \
+  exit 1; }
 endef
 endif
 

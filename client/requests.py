@@ -178,11 +178,18 @@ def _set_structured(sampling: pb.SamplingOptions, name: str, value: Any) -> None
 
 
 def _messages(messages: Iterable[ChatMessage], path: str) -> list[pb.ChatMessage]:
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
+        raise TypeError(f"{path} is a list of messages, not {type(messages).__name__}")
     return [_chat_message(f"{path}[{i}]", message) for i, message in enumerate(messages)]
 
 
 def _chat_message(path: str, message: ChatMessage) -> pb.ChatMessage:
     fields = message.as_dict() if isinstance(message, AssistantMessage) else message
+    if not isinstance(fields, Mapping):
+        raise TypeError(f"{path} is a mapping with role and content, not {type(fields).__name__}")
+    content = fields.get("content")
+    if not isinstance(content, str | None):
+        raise TypeError(f"{path}.content is text, not {type(content).__name__}")
     given = {name: value for name, value in fields.items() if value is not None}
     calls = [
         _tool_call(f"{path}.tool_calls[{i}]", c) for i, c in enumerate(given.pop("tool_calls", ()))
@@ -224,7 +231,11 @@ def _prompt(path: str, prompt: Prompt) -> pb.Prompt:
 
 
 def _is_token_ids(prompt: Sequence[Any]) -> bool:
-    """An empty sequence counts as token ids, which the server refuses."""
+    """An empty sequence counts as token ids, which the server refuses. Raises TypeError for what is
+    no prompt at all."""
+    if not hasattr(prompt, "__len__") or isinstance(prompt, Mapping | bytes):
+        kind = type(prompt).__name__
+        raise TypeError(f"a prompt is text, a list of token ids, or several of these, not {kind}")
     return len(prompt) == 0 or not isinstance(prompt[0], str | Sequence)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -207,10 +208,32 @@ def test_tool_choices_are_modes_or_a_function() -> None:
         chat_request(HI, {"tool_choice": {"type": "function"}})
 
 
-def test_a_value_of_the_wrong_type_is_named() -> None:
-    parts = [{"type": "text", "text": "hi"}]
-    with pytest.raises(TypeError, match=r"^messages\[0\] has a value of the wrong type"):
-        chat_request([{"role": "user", "content": parts}], {})
+@pytest.mark.parametrize(
+    ("messages", "told"),
+    [
+        (
+            [{"role": "user", "content": [{"type": "text"}]}],
+            "messages[0].content is text, not list",
+        ),
+        (
+            [{"role": "user", "content": "a", "name": 1}],
+            "messages[0] has a value of the wrong type",
+        ),
+        (["hi"], "messages[0] is a mapping with role and content, not str"),
+        ("hi", "messages is a list of messages, not str"),
+        (HI[0], "messages is a list of messages, not dict"),
+        (None, "messages is a list of messages, not NoneType"),
+    ],
+)
+def test_a_message_of_the_wrong_type_is_named(messages: Any, told: str) -> None:
+    with pytest.raises(TypeError, match=f"^{re.escape(told)}"):
+        chat_request(messages, {})
+
+
+@pytest.mark.parametrize("prompt", [None, 1, b"def", {"text": "def"}])
+def test_what_is_no_prompt_is_told_so(prompt: Any) -> None:
+    with pytest.raises(TypeError, match="a prompt is text, a list of token ids"):
+        generate_request(prompt, {})
 
 
 def test_template_variables_are_any_json() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from baton.kernels.cpu.operators import runs
+from baton.kernels.products import int8_rows
 from baton.kernels.products import vocabulary_screen as screens
 from baton.kernels.products import vocabulary_screen_cpu as cpu
 from baton.kernels.products.packed_weight import PackedWeight, pack
@@ -69,12 +70,14 @@ def test_bounds_hold_for_every_logit_and_are_not_idle(dtype: torch.dtype) -> Non
     weight[200:300] *= 1e-25
     weight[300:310] *= 1e12
     weight[310:320] = 0
-    packed = pack(weight)
-    head = cpu.bounded(packed, 4)
     x = rows_of(6, width, dtype)
     x[1, 7] *= 1000
     x[2] *= 1e-20
     x[3] *= 1e10
+    q, scales = int8_rows.reference(x)
+    weight[320:326] = (x - scales * q).sign()  # meets all that 8 bits of x leave out
+    packed = pack(weight)
+    head = cpu.bounded(packed, 4)
     exact = of_panels(x.double() @ weight.double().T)
     computed = of_panels(packed.logits(x).double())
     widths = []
@@ -83,7 +86,7 @@ def test_bounds_hold_for_every_logit_and_are_not_idle(dtype: torch.dtype) -> Non
         for logits in (exact[: len(few)], computed[: len(few)]):
             assert (highest.double() >= logits).all()
             assert (lowest.double() <= logits).all()
-        widths.append((highest - lowest)[0, 320 // 32 + 1 : -1].max())
+        widths.append((highest - lowest)[0, 352 // 32 : -1].max())
     spread = packed.logits(x[:1])[0, 320:].std()
     assert spread > widths[0] > 1.5 * widths[1]
 
@@ -103,6 +106,18 @@ def test_equal_logits_give_the_lowest_token(dtype: torch.dtype) -> None:
     x = (weight[1234:1235] * 20).repeat(3, 1)
 
     assert screened(VocabularyScreen(packed), x) == [77] * 3 == expected(packed, x)
+
+
+@each_dtype
+def test_an_equal_logit_with_wider_bounds_is_not_missed(dtype: torch.dtype) -> None:
+    weight = made(4096, 64, dtype).to_dense().clone()
+    weight[3000, 5] = 0
+    weight[77] = weight[3000]
+    weight[77, 5] = 50  # where x is zero, so that only its bounds differ
+    packed = pack(weight)
+    x = weight[3000:3001] * 20
+
+    assert screened(VocabularyScreen(packed), x) == [77] == expected(packed, x)
 
 
 @given(seed=st.integers(0, 1 << 20), exponent=st.integers(-30, -6), count=st.integers(2, 900))

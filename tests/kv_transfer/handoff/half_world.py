@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from tests.kv_transfer.replicas import TRANSFER
 from tests.kv_transfer.world import World, connected
@@ -98,8 +98,12 @@ def open_nursery(folder: Path) -> Iterator[Nursery]:
 class _Half:
     """What the test may ask of this process."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, answers: TextIO) -> None:
         self.world = world
+        self._answers = answers
+
+    def say(self, answer: Any) -> None:
+        print(json.dumps(answer), file=self._answers, flush=True)
 
     async def grant(self, receiver: str, transfer_id: str = TRANSFER) -> bool:
         prefill = self.world.prefill
@@ -129,7 +133,7 @@ class _Half:
 
         def stick(seen: int, piece: KvPiece) -> KvPiece:
             if seen == number:
-                _say("stuck")
+                self.say("stuck")
                 threading.Event().wait()
             return piece
 
@@ -139,29 +143,26 @@ class _Half:
         """What is sealed is never told."""
 
         async def settle(address: str, request: SettleTransfer) -> Outcome:
-            _say("stuck")
+            self.say("stuck")
             return await asyncio.Event().wait()  # type: ignore[return-value]
 
         self.world.transport.settle = settle  # type: ignore[method-assign]
 
 
-def _say(answer: Any) -> None:
-    print(json.dumps(answer), flush=True)
-
-
-async def _main(transport: str) -> None:
+async def _main(commands: TextIO, answers: TextIO) -> None:
+    transport = commands.readline().strip()
     async with connected(transport) as world:
-        half = _Half(world)
+        half = _Half(world, answers)
         epochs = world.prefill.sender.epoch, world.decode.receiver.epoch
-        _say([os.getpid(), world.address, *epochs])
-        while line := await asyncio.to_thread(sys.stdin.readline):
+        half.say([os.getpid(), world.address, *epochs])
+        while line := await asyncio.to_thread(commands.readline):
             command, arguments = json.loads(line)
-            _say(await getattr(half, command)(**arguments))
+            half.say(await getattr(half, command)(**arguments))
         os._exit(0)
 
 
 def _keep_nursery(door: str) -> None:
-    """Each connection becomes the standard input and output of a child. No thread runs here yet."""
+    """Each connection is that of a child. No thread runs here yet."""
     library()  # built here, if it must be: nobody then waits for it
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps them
     with socket.socket(socket.AF_UNIX) as listening:
@@ -174,10 +175,9 @@ def _keep_nursery(door: str) -> None:
                 break
             connection.close()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for standard in (0, 1):
-        os.dup2(connection.fileno(), standard)
-    connection.close()
-    asyncio.run(_main(sys.stdin.readline().strip()))
+    os.dup2(2, 1)  # libraries may print, as NIXL does
+    with connection.makefile("r") as commands, connection.makefile("w") as answers:
+        asyncio.run(_main(commands, answers))
 
 
 if __name__ == "__main__":

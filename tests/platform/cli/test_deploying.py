@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +19,12 @@ from tests.gateway.fleet.known_replicas import make_replica
 from baton.core.errors import DeadlineExceeded, InvalidConfig, Unavailable
 from baton.core.ids import Epoch, ReplicaId
 from baton.core.replicas import Membership, Role, StartingReplica
+from baton.platform.cli.runs import deploy as deploy_module
 from baton.platform.cli.runs.deploy import (
     GONE_LOOKS,
     SERVE_TIMEOUT_S,
     Watch,
+    come_up,
     deploy,
     follow,
     wait_for,
@@ -181,3 +184,40 @@ def test_a_controller_that_does_not_answer_in_time_is_told_once_and_ends_nothing
     watch.look()
     watch.look()  # in vain, after the registry has answered
     assert caplog.messages == [told, told]
+
+
+def test_a_start_is_given_up_where_the_controller_stays_silent(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers: list[dict[str, object]] = [{}]  # it has built nothing yet
+
+    def answer_once(timeout_s: float) -> dict[str, object]:
+        if not answers:
+            raise DeadlineExceeded("Serve's controller has not answered within 5 s")
+        return answers.pop()
+
+    monkeypatch.setattr(applications, "served", answer_once)
+    monkeypatch.setattr(deploy_module, "SILENCE_S", 0.3)
+
+    with pytest.raises(DeadlineExceeded, match=r"controller has not answered .* Ray's head hangs"):
+        come_up(DeploymentConfig(), make_report([]))
+    assert caplog.messages == [
+        "Serve's controller has not answered within 5 s; it has 0.3 s in all"
+    ]
+
+
+def test_a_start_is_given_up_where_the_controller_takes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    is_over = threading.Event()
+
+    def hang(**_: object) -> None:
+        is_over.wait(60)
+        raise RuntimeError("nothing is to be started")
+
+    monkeypatch.setattr(applications, "start_serve", hang)
+    monkeypatch.setattr(deploy_module, "SILENCE_S", 0.05)
+
+    with pytest.raises(DeadlineExceeded, match="controller has not answered"):
+        deploy(DeploymentConfig(), Path(), make_report([]))
+    is_over.set()
