@@ -28,7 +28,7 @@ class TypicalOutput:
         self._num_heard = 0
         self._num_tokens = FIRST_OUTPUT
 
-    def hear(self, num_tokens: int) -> None:
+    def observe(self, num_tokens: int) -> None:
         self._num_heard += 1
         self._num_tokens += (num_tokens - self._num_tokens) * max(WEIGHT, 1.0 / self._num_heard)
 

@@ -118,7 +118,7 @@ class Placer:
 
     def hear_output(self, num_tokens: int) -> None:
         """A request has ended after so many tokens of output."""
-        self._outputs.hear(num_tokens)
+        self._outputs.observe(num_tokens)
 
     def reroute(self, routing: Routing) -> None:
         """Go by another policy from now on. What was measured of pulls stays."""

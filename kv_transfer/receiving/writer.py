@@ -183,7 +183,7 @@ class Writer:
     def _has_come(self, piece: KvPiece, num_bytes: int) -> None:
         """None of its bytes, where the stream has broken."""
         if num_bytes:
-            self._listener.hear(num_bytes, piece.transport)
+            self._listener.observe(num_bytes, piece.transport)
         self._num_unwritten -= 1
         self._num_unwritten_bytes -= _num_held(piece)
         self._changed.set()

@@ -1,6 +1,6 @@
 """Sums the gateways' traffic reports into one observation per period.
 
-    hear(gateway, report) ...  observe(pools) -> what came since the observation before
+    add_report(gateway, report) ...  observe(pools) -> what came since the observation before
 
 Of a gateway heard for the first time, only later traffic counts. A silent gateway is left out, and
 the observation is marked incomplete; its next report covers a longer time, so only the last
@@ -43,7 +43,7 @@ class TrafficWatch:
         self._has_heard = False
         self._heard_by_gateway: dict[Epoch, _LastReport] = {}
 
-    def hear(self, gateway: Epoch, report: TrafficReport) -> None:
+    def add_report(self, gateway: Epoch, report: TrafficReport) -> None:
         """Reports may come late and twice."""
         now, known = self._clock(), self._heard_by_gateway.get(gateway)
         if known is None:

@@ -62,7 +62,7 @@ class Heat:
     def __init__(self, max_prefixes: int = MAX_PREFIXES) -> None:
         self._uses_by_name: Recent[bytes, _Uses] = Recent(max_prefixes)
 
-    def hear(self, prompt: Prompt, now: float) -> None:
+    def observe(self, prompt: Prompt, now: float) -> None:
         """A conversation begins with `prompt`."""
         packed = BlockNames.of(prompt.names).packed
         for depth in _depths(len(packed) // DIGEST_BYTES):

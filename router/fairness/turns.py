@@ -52,7 +52,7 @@ class Turns:
         self.typical_s = 0.0
         """Seconds of a typical prompt without cached tokens: a mean over about the last hundred."""
 
-    def hear(self, work_s: float) -> None:
+    def observe(self, work_s: float) -> None:
         """A prompt was placed that takes so long where nothing of it is cached."""
         if not math.isfinite(work_s):  # a mean would keep it for ever
             return

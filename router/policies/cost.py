@@ -197,7 +197,7 @@ class Cost:
     def placed(self, prompt: Prompt, candidate: Candidate) -> None:
         """Learn what is typical, and what conversations begin with."""
         whole_s = candidate.speed.prefill_s(prompt.num_tokens, 0)
-        self._turns.hear(whole_s)
+        self._turns.observe(whole_s)
         self._count_leaving(prompt, candidate, whole_s)
         if prompt.is_first_turn:
             self._num_begun = self._begun(prompt.arrived_s) + 1.0
@@ -206,7 +206,7 @@ class Cost:
                 weight = max(WEIGHT, 1.0 / self._num_begun)
                 self._between_s += (between_s - self._between_s) * weight
             self._begun_at_s = max(prompt.arrived_s, self._begun_at_s)
-            self._heat.hear(prompt, prompt.arrived_s)
+            self._heat.observe(prompt, prompt.arrived_s)
 
     def _count_leaving(self, prompt: Prompt, candidate: Candidate, whole_s: float) -> None:
         """Update how many conversations may leave at a price beyond the bound: MAY_LEAVE a

@@ -211,7 +211,7 @@ class Candidate:
             return told_s
         return max(max(self.next_free_s - now, 0.0) + self.overdue_s(now), told_s)
 
-    def hear(self, num_queued_tokens: int, num_running: int, now: float) -> None:
+    def observe(self, num_queued_tokens: int, num_running: int, now: float) -> None:
         """Its own report of what it has to compute, for all gateways, and of what decodes there.
 
         The tokens are of prompts of unknown lengths: they are taken at the pace of a short one.

@@ -1,6 +1,6 @@
 """The replicas of one role, as this gateway knows them: updated by events, never rebuilt.
 
-    join(info, candidate) --> KnownReplica     replica.hear(...), .connect(...), .count(...)
+    join(info, candidate) --> KnownReplica     replica.observe(...), .connect(...), .count(...)
     leave(epoch)
 
 Each replica writes its state into columns, so which replicas are open is known for all at once.

@@ -135,7 +135,7 @@ async def test_a_peer_that_says_something_soon_after_somebody_waits_is_not_asked
     async with pulse.answers("one"):
         for _ in range(5):
             await asyncio.sleep(0)  # whoever asks at once has begun to
-        pulse.hear()
+        pulse.received()
         await asyncio.sleep(0.4)
         assert not it.num_asked
     await channels.close()
@@ -147,7 +147,7 @@ async def test_a_peer_that_speaks_is_not_asked() -> None:
     replica.may_proceed.clear()
     async with pulse_of(replica) as pulse, pulse.answers("one"):
         for _ in range(20):
-            pulse.hear()
+            pulse.received()
             await asyncio.sleep(IMPATIENT.answer_s / 20)
 
         assert not pulse.is_silent

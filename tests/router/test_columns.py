@@ -101,7 +101,7 @@ def candidate(name: str, known: Facts) -> Candidate:
         made.book(prompt, 0, NOW - before_s)
     if sent and known.is_oldest_over:
         made.finished(sent[0], NOW)
-    made.hear(known.num_queued_tokens, known.num_running, NOW)
+    made.observe(known.num_queued_tokens, known.num_running, NOW)
     for number, (due_s, work_s) in enumerate(known.in_line):
         made.add(Waiting(asks(number, 100), made, work_s, due_s))
     return made
@@ -164,8 +164,8 @@ def plain_costs(
 def taught(prompt: Prompt) -> tuple[Turns, Heat]:
     turns, heat = Turns(), Heat()
     for _ in range(NUM_BEGUN):
-        turns.hear(SPEEDS[0].prefill_s(prompt.num_tokens, 0))
-        heat.hear(prompt, prompt.arrived_s)
+        turns.observe(SPEEDS[0].prefill_s(prompt.num_tokens, 0))
+        heat.observe(prompt, prompt.arrived_s)
     return turns, heat
 
 

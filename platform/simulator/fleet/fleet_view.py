@@ -1,6 +1,6 @@
 """What a simulated gateway knows of its replicas: what they told, what it has sent them.
 
-    hear, on_kv_events --> links, candidates, index --> view
+    observe, on_kv_events --> links, candidates, index --> view
     sent, got_first_token, ended                      --> bookings, blocks on their way
 
 What a live gateway does with each word of a replica, `baton.gateway.fleet.fleet` says; here it is
@@ -35,7 +35,7 @@ class Replica(Protocol):
     @property
     def info(self) -> ReplicaInfo: ...
 
-    def hear(self, gateway: int, demand: Demand) -> None: ...
+    def observe(self, gateway: int, demand: Demand) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -107,7 +107,7 @@ class FleetView:
 
     # What replicas say.
 
-    def hear(self, epoch: Epoch, capacity: Capacity) -> None:
+    def observe(self, epoch: Epoch, capacity: Capacity) -> None:
         link = self._links.get(epoch)
         if link is None:
             return  # its last words: it is gone
@@ -120,7 +120,7 @@ class FleetView:
         else:
             num_running = max(capacity.num_running, link.known.num_open)
         if is_told:
-            candidate.hear(capacity.num_queued_tokens, num_running, self._event_queue.now)
+            candidate.observe(capacity.num_queued_tokens, num_running, self._event_queue.now)
         self._demand(link, link.wanted.num_requests, link.wanted.num_tokens)
 
     def on_kv_events(self, epoch: Epoch, events: KvEvents) -> None:
@@ -188,7 +188,7 @@ class FleetView:
         wanted = Demand(num_requests=num_requests, num_tokens=num_tokens, credit_id=credit_id)
         if wanted != link.wanted:
             link.wanted = wanted
-            heard = partial(link.replica.hear, self._number, wanted)
+            heard = partial(link.replica.observe, self._number, wanted)
             self._event_queue.after(self._setup.links.latency_s, heard)
 
 

@@ -93,8 +93,8 @@ class PrefillReplica:
         """Nothing is computed, and nothing waits to be fetched."""
         return not self._handoffs and not self.engine.pool.num_in_use
 
-    def hear(self, gateway: int, demand: Demand) -> None:
-        self._credits.hear(gateway, demand=demand.num_tokens, credit_id=demand.credit_id)
+    def observe(self, gateway: int, demand: Demand) -> None:
+        self._credits.observe(gateway, demand=demand.num_tokens, credit_id=demand.credit_id)
         self._publish()
 
     def ask(self, handoff: Handoff, receiver: Receiver) -> None:

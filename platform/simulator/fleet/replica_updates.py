@@ -22,7 +22,7 @@ from baton.replica_core.capacity_reporter import COALESCE_S
 class Listener(Protocol):
     """A gateway."""
 
-    def hear(self, epoch: Epoch, capacity: Capacity) -> None: ...
+    def observe(self, epoch: Epoch, capacity: Capacity) -> None: ...
 
     def on_kv_events(self, epoch: Epoch, events: KvEvents) -> None: ...
 
@@ -97,7 +97,7 @@ class ReplicaUpdates:
         capacity = subscriber.told = subscriber.current
         assert capacity is not None
         self._event_queue.after(
-            self._latency_s, lambda: subscriber.listener.hear(self._epoch, capacity)
+            self._latency_s, lambda: subscriber.listener.observe(self._epoch, capacity)
         )
 
     def _heard(self, subscriber: _Subscriber, events: KvEvents) -> Callable[[], None]:
