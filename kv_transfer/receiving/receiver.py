@@ -114,7 +114,7 @@ class Receiver:
 
     @property
     def _fillings(self) -> tuple[Filling, ...]:
-        """Of all transfers that hold blocks."""
+        """The fillings of all transfers that hold blocks."""
         return (*self._leases.values(), *[each.filling for each in [*self._quarantined.values()]])
 
     def state(self, transfer_id: TransferId) -> ReceiverState | None:
