@@ -35,7 +35,8 @@ from baton.engine.memory.kv_cache import KvCache
 from baton.engine.passes.echo import EchoRunner, echo_info
 from baton.engine.passes.runner import ModelRunner, Runner
 from baton.engine.request.request import Request
-from baton.kernels.products.vocabulary_screen import BestTokens
+from baton.kernels.products.vocabulary_screen import ScreenedTokens
+from baton.kernels.sampling.draw_token import Draws
 from baton.platform.config.deployment import DEMO_MODEL
 from baton.platform.models.model_folder import find_model
 
@@ -95,9 +96,9 @@ class TimedRunner:
         self.head_s += self._clock() - started
         return logits
 
-    def best_tokens(self, hidden: Tensor) -> BestTokens | None:
+    def screened_tokens(self, hidden: Tensor, draws: Draws | None = None) -> ScreenedTokens | None:
         started = self._clock()
-        found = self._runner.best_tokens(hidden)
+        found = self._runner.screened_tokens(hidden, draws)
         self.head_s += self._clock() - started
         return found
 

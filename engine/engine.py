@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from baton.core.clock import Clock, monotonic
@@ -30,6 +31,7 @@ from baton.engine.request.prompt_reading import read_prompts
 from baton.engine.request.request import Phase, Request, ending_of, finish_reason
 from baton.engine.request.request_check import check_request
 from baton.engine.request.step_report import EngineStats, RequestOutput, StepReport
+from baton.engine.sampling.sampling_plan import SamplingPlan
 from baton.engine.schedule.async_scheduling import PassesInFlight, is_async
 from baton.engine.schedule.drafted_chunks import Drafts, ScheduledChunk
 from baton.engine.schedule.persistent_batch import PersistentBatch
@@ -40,7 +42,7 @@ from baton.engine.speculation.draws import Draws
 from baton.engine.speculation.feature_plane import FeaturePlane
 from baton.engine.speculation.speculation import Speculation
 from baton.engine.step_hooks import ALONE, StepHooks
-from baton.kernels.products.vocabulary_screen import BestTokens
+from baton.kernels.products.vocabulary_screen import ScreenedTokens
 
 
 class Lockstep(Protocol):
@@ -295,9 +297,9 @@ class Engine:
 
     def _forward(
         self, chunks: Sequence[ScheduledChunk], batch: PersistentBatch | None, hooks: StepHooks
-    ) -> Tensor | BestTokens | None:
+    ) -> Tensor | ScreenedTokens | None:
         """Run `chunks`, count their tokens as computed; logits [S, V] of those to sample from, or
-        their best tokens where nothing else is asked for."""
+        the tokens themselves where nothing else is asked for."""
 
         def on_layer(layer: int) -> None:
             hooks.on_layer(layer, chunks)
@@ -309,7 +311,7 @@ class Engine:
             if self.features is not None:
                 on_layer(self.info.num_layers)
             batch.computed()
-            return self._scored(hidden, is_plain=batch.plan(hidden.device).is_plain)
+            return self._scored(hidden, batch.plan(hidden.device))
         inputs = self._inputs(chunks)
         does_decode = all(
             [
@@ -336,12 +338,20 @@ class Engine:
             hidden = read_prompts(requests, nums_drafted, inputs, hidden, self.runner)
         if not len(hidden):
             return None
-        return self._scored(hidden, is_plain=all([c.request.row.is_plain for c in chunks]))
-
-    def _scored(self, hidden: Tensor, *, is_plain: bool) -> Tensor | BestTokens:
-        """`is_plain`: each row of `hidden` [S, D] takes its best token, without logprobs."""
-        best = self.runner.best_tokens(hidden) if is_plain else None
+        is_plain = all([chunk.request.row.is_plain for chunk in chunks])
+        best = self.runner.screened_tokens(hidden) if is_plain else None
         return self.runner.logits(hidden) if best is None else best
+
+    def _scored(self, hidden: Tensor, plan: SamplingPlan) -> Tensor | ScreenedTokens:
+        """The logits of `hidden` [S, D], or its tokens if `plan` and the runner allow it."""
+        tokens = None
+        if plan.is_plain:
+            tokens = self.runner.screened_tokens(hidden)
+        elif (draws := plan.next_noise()) is not None:
+            tokens = self.runner.screened_tokens(hidden, draws)
+            if tokens is not None:
+                plan.drew(torch.tensor(tokens.tokens))
+        return self.runner.logits(hidden) if tokens is None else tokens
 
     def _count_computed(self, request: Request, num_tokens: int) -> None:
         """Count `num_tokens` more known tokens as computed: their KV is in the cache."""

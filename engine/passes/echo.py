@@ -23,6 +23,7 @@ from baton.core.kv_layout import DraftFeatures
 from baton.engine.batch.batch import Chunk, OnLayer, ignore_layer
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.models.config.info import ModelInfo
+from baton.kernels.sampling.draw_token import Draws
 
 MULTIPLIER = 6364136223846793005  # Knuth, MMIX
 _MIXER = 0xBF58476D1CE4E5B9  # Steele et al. 2014, SplitMix64
@@ -115,7 +116,7 @@ class EchoRunner:
         logits = torch.zeros(len(next_tokens), self.info.vocab_size)
         return logits.scatter_(1, torch.tensor(next_tokens).view(-1, 1), _PEAK)
 
-    def best_tokens(self, hidden: Tensor) -> None:
+    def screened_tokens(self, hidden: Tensor, draws: Draws | None = None) -> None:
         """Nothing: logits are quicker."""
 
     def _digests_before(self, chunks: Sequence[Chunk]) -> list[int]:

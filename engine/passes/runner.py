@@ -20,7 +20,8 @@ from baton.engine.models.skeleton.taps import AuxHiddenStates
 from baton.engine.passes.graph_start import PassGraphs, capture_passes
 from baton.engine.passes.taped_model import record
 from baton.engine.sharding.expert_balancer import ExpertBalancer
-from baton.kernels.products.vocabulary_screen import BestTokens, VocabularyScreen
+from baton.kernels.products.vocabulary_screen import ScreenedTokens, VocabularyScreen
+from baton.kernels.sampling.draw_token import Draws
 
 
 class Runner(Protocol):
@@ -44,9 +45,9 @@ class Runner(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [S, D] -> float32 logits [S, V], which are valid until the next call."""
 
-    def best_tokens(self, hidden: Tensor) -> BestTokens | None:
-        """The first token of the largest logit in each row of `hidden` [S, D], if it can be found
-        without `logits`; else None."""
+    def screened_tokens(self, hidden: Tensor, draws: Draws | None = None) -> ScreenedTokens | None:
+        """The token of each row of `hidden` [S, D] if they can be found without `logits`, else
+        None: the best ones or, for the rows of `draws`, those drawn with noise alone."""
 
 
 class ModelRunner:
@@ -78,7 +79,7 @@ class ModelRunner:
         """The groups of the ranks that share the model."""
         self.held = loaded.held
         self.screen: VocabularyScreen | None = None
-        """Finds the best tokens without all logits, if this is the runner of an engine."""
+        """Finds tokens without all logits, if this is the runner of an engine."""
         self.balancer: ExpertBalancer | None = None
         """The balancer of experts, if this rank is an engine of its own."""
         self.cache = cache
@@ -145,8 +146,8 @@ class ModelRunner:
             made = None if self.graphs is None else self.graphs.logits_of(hidden)
             return self.model.logits(hidden) if made is None else made
 
-    def best_tokens(self, hidden: Tensor) -> BestTokens | None:
-        return None if self.screen is None else self.screen.best_tokens(hidden)
+    def screened_tokens(self, hidden: Tensor, draws: Draws | None = None) -> ScreenedTokens | None:
+        return None if self.screen is None else self.screen.tokens(hidden, draws)
 
     def _after_all_layers(self, hidden: Tensor, on_layer: OnLayer) -> Tensor:
         """`hidden`, after calling `on_layer` for all layers: a graph cannot stop after each."""

@@ -44,7 +44,8 @@ from baton.engine.ranks.pipeline import StageRunner
 from baton.engine.ranks.sharded_cache import ShardedCache
 from baton.engine.sharding.expert_balancer import ExpertBalancer, added_up
 from baton.engine.sharding.held_experts import HeldExperts
-from baton.kernels.products.vocabulary_screen import BestTokens
+from baton.kernels.products.vocabulary_screen import ScreenedTokens
+from baton.kernels.sampling.draw_token import Draws
 
 
 class LeadRunner:
@@ -106,8 +107,8 @@ class LeadRunner:
         self._ranks.send_order(head_words(hidden.shape))
         return self._own.logits(self._ranks.broadcast_(hidden.contiguous()))
 
-    def best_tokens(self, hidden: Tensor) -> BestTokens | None:
-        return self._own.best_tokens(hidden)
+    def screened_tokens(self, hidden: Tensor, draws: Draws | None = None) -> ScreenedTokens | None:
+        return self._own.screened_tokens(hidden, draws)
 
     def expect(self, max_tokens: int) -> None:
         """Announce a pass with other engines, none of which has more than `max_tokens`."""

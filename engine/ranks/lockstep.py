@@ -22,7 +22,8 @@ from baton.engine.batch.batch import Chunk, OnLayer, ignore_layer
 from baton.engine.mesh.ranks import RankGroup
 from baton.engine.passes.runner import ModelRunner
 from baton.engine.ranks.lead import LeadRunner
-from baton.kernels.products.vocabulary_screen import BestTokens
+from baton.kernels.products.vocabulary_screen import ScreenedTokens
+from baton.kernels.sampling.draw_token import Draws
 
 TICK_S, MAX_TICK_S = 0.005, 0.05
 """Seconds between meetings of an idle engine, for which the others wait: right after a pass, and
@@ -64,8 +65,8 @@ class LockstepRunner:
     def logits(self, hidden: Tensor) -> Tensor:
         return self.own.logits(hidden)
 
-    def best_tokens(self, hidden: Tensor) -> BestTokens | None:
-        return self.own.best_tokens(hidden)
+    def screened_tokens(self, hidden: Tensor, draws: Draws | None = None) -> ScreenedTokens | None:
+        return self.own.screened_tokens(hidden, draws)
 
     def join_pass(self) -> bool:
         """Join the others' pass, if there is one. Blocks until all engines meet."""

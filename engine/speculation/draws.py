@@ -23,7 +23,7 @@ from baton.engine.schedule.drafted_chunks import ScheduledChunk
 from baton.engine.schedule.persistent_batch import PersistentBatch
 from baton.engine.schedule.verification import Run, runs_of, verified
 from baton.engine.speculation.speculation import Speculation
-from baton.kernels.products.vocabulary_screen import BestTokens
+from baton.kernels.products.vocabulary_screen import ScreenedTokens
 
 
 class Draws:
@@ -49,12 +49,12 @@ class Draws:
     def outputs(
         self,
         chunks: Sequence[ScheduledChunk],
-        logits: Tensor | BestTokens | None,
+        logits: Tensor | ScreenedTokens | None,
         batch: PersistentBatch | None,
         speculation: Speculation | None,
     ) -> tuple[RequestOutput, ...]:
-        """Draw a token for each row of `logits` [S, V], or take the best ones if they are known,
-        and finish the requests that end with it."""
+        """Draw a token for each row of `logits` [S, V], unless they are known without them, and
+        finish the requests that end with it."""
         if logits is None:
             return ()
         if batch is None and any(chunk.drafted for chunk in chunks):
@@ -63,7 +63,7 @@ class Draws:
             requests = batch.requests
         else:
             requests = tuple(c.request for c in chunks if c.request.awaits_token)
-        if isinstance(logits, BestTokens):
+        if isinstance(logits, ScreenedTokens):
             tokens, are_finite, logprob_by_row = Sampled(*logits, {})
         else:
             plan = None if batch is None else batch.plan(logits.device)
@@ -86,7 +86,7 @@ class Draws:
     def _verified(
         self,
         chunks: Sequence[ScheduledChunk],
-        logits: Tensor | BestTokens,
+        logits: Tensor | ScreenedTokens,
         speculation: Speculation | None,
     ) -> tuple[RequestOutput, ...]:
         """Outputs of a pass with draft tokens: each request gets its accepted draft tokens and the
@@ -110,11 +110,11 @@ class Draws:
         return tuple(outputs)
 
     def _sampled(
-        self, runs: Sequence[Run], logits: Tensor | BestTokens, speculation: Speculation | None
+        self, runs: Sequence[Run], logits: Tensor | ScreenedTokens, speculation: Speculation | None
     ) -> Sampled:
         """The tokens of all rows of the runs."""
         places = [row for run in runs for row in run.logits_rows]
-        if isinstance(logits, BestTokens):
+        if isinstance(logits, ScreenedTokens):
             return Sampled(*logits.of_rows(places), {})
         sampled = [row for run in runs for row in run.rows]
         if len(sampled) < len(logits):

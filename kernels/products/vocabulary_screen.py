@@ -1,5 +1,5 @@
-"""The best token of each row of hidden states without computing all logits. It is exactly the token
-that all logits would give, ties included, for about half of the memory traffic and arithmetic.
+"""The token of each row of hidden states without computing all logits. It is exactly the token that
+all logits would give, ties included, for about half of the memory traffic and arithmetic.
 
 A greedy draw needs the largest of the logits W x, and reads all of W for it: in a small model with
 a large vocabulary, a quarter of all weights. So W is also kept in eight bits, and screened first:
@@ -20,6 +20,10 @@ than the rest: reading W takes longer than both products.
 `slack` is added for what float32 rounds: of the product itself at most K 2^-24 |W| |x|, in any
 order of its sums (Higham, Accuracy and Stability of Numerical Algorithms, 3.1), of the bounds less.
 
+A draw with noise needs the largest sum of logit / temperature and noise. Noise is a function of the
+token, so it is known for tokens whose logits are not, and these are ruled out in the same way, once
+the best logit is known. Top-k and top-p depend on all logits, and are not screened.
+
 Rows of which too many tokens are left, or which are not finite, get all of their logits. Where that
 is so for many rows again and again, screening is tried less often.
 
@@ -36,13 +40,14 @@ import torch
 from torch import Tensor
 
 from baton.kernels.cpu.operators import SUFFIXES, Pass
-from baton.kernels.cpu.tape import NUM_OUTPUTS, Recorder
+from baton.kernels.cpu.tape import NUM_OUTPUTS, Recorder, Tape
 from baton.kernels.products import int8_weight
 from baton.kernels.products import vocabulary_screen_cpu as cpu
 from baton.kernels.products.packed_quantized_weight import PANEL, num_panels
 from baton.kernels.products.packed_weight import PackedWeight
 from baton.kernels.products.weight import Weight
 from baton.kernels.sampling.best_token import best_finite_token
+from baton.kernels.sampling.draw_token import Draws, draw_token
 
 NOT_SCREENED = -1
 MAX_ROWS = 64
@@ -57,15 +62,15 @@ MAX_SKIPPED = 256
 """Most calls that are skipped after some that failed."""
 
 
-class BestTokens(NamedTuple):
-    """The best token of each row, in order, on the host."""
+class ScreenedTokens(NamedTuple):
+    """The token of each row, in order, on the host."""
 
     tokens: list[int]
     are_finite: list[bool]
     """Whether all logits of the row are finite; where not, the token is meaningless."""
 
-    def of_rows(self, rows: Sequence[int]) -> BestTokens:
-        return BestTokens([self.tokens[i] for i in rows], [self.are_finite[i] for i in rows])
+    def of_rows(self, rows: Sequence[int]) -> ScreenedTokens:
+        return ScreenedTokens([self.tokens[i] for i in rows], [self.are_finite[i] for i in rows])
 
 
 def screen_of(weight: Weight) -> VocabularyScreen | None:
@@ -92,44 +97,86 @@ class VocabularyScreen:
     def __init__(self, weight: PackedWeight) -> None:
         self._weight = weight
         self._head = cpu.bounded(weight, max(1, int(MAX_SHARE * len(weight.packed))))
-        given = torch.zeros(NUM_OUTPUTS, weight.shape[1], dtype=weight.dtype)
-        with Recorder() as recorder:
-            best = cpu.best_tokens(given, self._head)
-        self._tape = recorder.tape(best, max_tokens=0, max_outputs=MAX_ROWS, given=given)
-        address = self._tape.result.data_ptr()
-        self._best = (ctypes.c_int64 * MAX_ROWS).from_address(address)  # read without torch
+        self._noise = cpu.Noise(
+            temperature=torch.zeros(MAX_ROWS),
+            least=torch.zeros(MAX_ROWS),
+            streams=torch.zeros(MAX_ROWS, 4, dtype=torch.int64),
+        )
+        self._best, self._drawn = self._recorded(None), self._recorded(self._noise)
         self._num_to_skip = self._num_skipped = 0
+
+    def _recorded(self, noise: cpu.Noise | None) -> _Tape:
+        given = torch.zeros(NUM_OUTPUTS, self._weight.shape[1], dtype=self._weight.dtype)
+        with Recorder() as recorder:
+            found = cpu.found_tokens(given, self._head, noise)
+        return _Tape(recorder.tape(found, max_tokens=0, max_outputs=MAX_ROWS, given=given))
 
     @property
     def is_finite(self) -> bool:
         return self._head.longest < torch.inf
 
-    def best_tokens(self, x: Tensor) -> BestTokens | None:
-        """The first token of the largest logit in each row of `weight.logits(x)`, for x [S, K].
-        None if the caller must compute all logits: for many rows, for rows that are not contiguous,
-        and for some calls after rows that could not be screened."""
+    def tokens(self, x: Tensor, draws: Draws | None = None) -> ScreenedTokens | None:
+        """The token of each row of x [S, K]: the first of the largest logit in `weight.logits(x)`,
+        or for the rows of `draws`, which have neither top-k nor top-p, what `draw_token` draws
+        from all logits. None if the caller has to compute all logits: of many rows, of rows that
+        lie apart, and for some calls after rows that could not be screened."""
         if not self._takes(x) or self._skips():
             return None
-        self._tape.give(x)
-        self._tape.play(Pass(num_outputs=len(x)))
-        best = self._best[: len(x)]
-        if min(best) != NOT_SCREENED:
+        if draws is None:
+            found = self._best.tokens(x)
+        else:
+            self._fill_noise(len(x), draws)
+            found = self._drawn.tokens(x)
+        left = [row for row, token in enumerate(found) if token == NOT_SCREENED]
+        if len(left) <= MAX_UNSCREENED * len(x):
             self._num_to_skip = 0
-            return BestTokens(best, [True] * len(best))
-        left = [row for row, token in enumerate(best) if token == NOT_SCREENED]
-        if len(left) > MAX_UNSCREENED * len(x):
+        else:
             self._num_to_skip = min(MAX_SKIPPED, 2 * self._num_to_skip + 1)
         are_finite = [True] * len(x)
-        found = best_finite_token(self._weight.logits(x[left]))
-        for row, token, is_finite in zip(left, *(each.tolist() for each in found), strict=True):
-            best[row], are_finite[row] = token, is_finite
-        return BestTokens(best, are_finite)
+        if left:
+            of_logits = self._tokens_of_logits(x, left, draws)
+            for row, token, is_finite in zip(left, *of_logits, strict=True):
+                found[row], are_finite[row] = token, is_finite
+        return ScreenedTokens(found, are_finite)
+
+    def _fill_noise(self, num_rows: int, draws: Draws) -> None:
+        noise, rows = self._noise, draws.rows
+        noise.temperature[:num_rows] = 0
+        noise.temperature[rows] = draws.temperature
+        noise.least[rows] = draws.filters.min_p.log()
+        noise.streams[rows] = draws.streams
+
+    def _tokens_of_logits(
+        self, x: Tensor, rows: Sequence[int], draws: Draws | None
+    ) -> tuple[list[int], list[bool]]:
+        """The tokens of some rows from all of their logits, and whether these are finite."""
+        logits = self._weight.logits(x[rows])
+        tokens, are_finite = best_finite_token(logits)
+        if draws is not None:
+            drawn = draws.of_rows(rows)
+            if len(drawn.rows):
+                tokens[drawn.rows] = draw_token(logits, tokens, drawn)
+        return tokens.tolist(), are_finite.tolist()
 
     def _takes(self, x: Tensor) -> bool:
         return 0 < len(x) <= MAX_ROWS and x.dtype is self._weight.dtype and x.is_contiguous()
 
     def _skips(self) -> bool:
-        """Whether this call is skipped."""
+        """Whether this call is one of those that are skipped."""
         skips = self._num_skipped < self._num_to_skip
         self._num_skipped = self._num_skipped + 1 if skips else 0
         return skips
+
+
+class _Tape:
+    """The operators of a screen, recorded for up to `MAX_ROWS` rows."""
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+        address = tape.result.data_ptr()
+        self._tokens = (ctypes.c_int64 * MAX_ROWS).from_address(address)  # read without torch
+
+    def tokens(self, x: Tensor) -> list[int]:
+        self._tape.give(x)
+        self._tape.play(Pass(num_outputs=len(x)))
+        return self._tokens[: len(x)]

@@ -80,16 +80,28 @@ def bounded(weight: PackedWeight, max_panels: int) -> BoundedHead:
     )
 
 
-def best_tokens(x: Tensor, head: BoundedHead) -> Tensor:
-    """x [S, K], contiguous -> [S] int64: the first token of the largest logit, or -1 of a row that
-    cannot be screened."""
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Noise:
+    """How each of S rows is drawn: see `Draws` in kernels/sampling/draw_token.py."""
+
+    temperature: Tensor
+    """[S] float32; 0 takes the best token."""
+    least: Tensor
+    """[S] float32: the logarithm of min-p."""
+    streams: Tensor
+    """[S, 4] int64"""
+
+
+def found_tokens(x: Tensor, head: BoundedHead, noise: Noise | None = None) -> Tensor:
+    """x [S, K], contiguous -> [S] int64: the best token of each row, or the one drawn with noise;
+    -1 for a row that cannot be screened."""
     rows = rounded_rows(x)
     highest, lowest = panel_bounds(rows, head)
     num_tokens, width = head.weight.shape
-    best = torch.empty(len(x), dtype=torch.int64)
+    tokens = torch.empty(len(x), dtype=torch.int64)
     call(
         Call(
-            of_dtype("best_tokens", x.dtype),
+            of_dtype("find_tokens", x.dtype),
             rows=len(x),
             inputs={
                 "x": x,
@@ -97,6 +109,9 @@ def best_tokens(x: Tensor, head: BoundedHead) -> Tensor:
                 "bounds": rows.bounds,
                 "highest": highest,
                 "lowest": lowest,
+                "temperature": None if noise is None else noise.temperature,
+                "least": None if noise is None else noise.least,
+                "streams": None if noise is None else noise.streams,
                 "num_outputs": num_tokens,
                 "num_panels": highest.shape[1],
                 "width": width,
@@ -104,11 +119,11 @@ def best_tokens(x: Tensor, head: BoundedHead) -> Tensor:
                 "most": head.max_panels,
                 "longest": head.longest,
             },
-            outputs={"best": best},
+            outputs={"tokens": tokens},
             alone_rows=1,
         )
     )
-    return best
+    return tokens
 
 
 def rounded_rows(x: Tensor) -> RoundedRows:

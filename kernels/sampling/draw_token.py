@@ -12,7 +12,8 @@ S rows of scores, n of them to draw from, V vocabulary.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -37,6 +38,21 @@ class Draws:
     streams: Tensor  # [n, 4] int64: see `baton.kernels.sampling.gumbel`
     is_cut: bool = True
     """Whether any row may have top-k or top-p, as far as the host knows."""
+
+    def of_rows(self, rows: Sequence[int]) -> Draws:
+        """The settings of those of `rows` that are drawn, as rows of scores of `rows` alone."""
+        place_of = {row: place for place, row in enumerate(rows)}
+        kept = [i for i, row in enumerate(self.rows.tolist()) if row in place_of]
+        filters = Filters(*(values[kept] for values in self.filters))
+        return replace(
+            self,
+            rows=torch.tensor(
+                [place_of[row] for row in self.rows[kept].tolist()], dtype=torch.int64
+            ),
+            temperature=self.temperature[kept],
+            filters=filters,
+            streams=self.streams[kept],
+        )
 
 
 def draw_token(scores: Tensor, best: Tensor, draws: Draws) -> Tensor:

@@ -8,7 +8,7 @@
 
 T = tokens of the pass, S = those whose outputs are wanted. Everything is read once, as by a perfect
 kernel. So a measured share of the limit is at most 1, except for data that a CPU cache holds from
-one pass to the next, and for the head of greedy requests on a CPU, which is not read as a whole
+one pass to the next, and for the head on a CPU, which is seldom read as a whole
 (kernels/products/vocabulary_screen.py).
 """
 

@@ -21,7 +21,8 @@ from baton.engine.batch.batch import Chunk, OnLayer, ignore_layer
 from baton.engine.engine import Engine
 from baton.engine.models.skeleton.decoder import Decoder
 from baton.engine.passes.runner import ModelRunner, Runner
-from baton.kernels.products.vocabulary_screen import BestTokens
+from baton.kernels.products.vocabulary_screen import ScreenedTokens
+from baton.kernels.sampling.draw_token import Draws
 from baton.platform.instruments.part_clock import ModuleClock, Span
 from baton.platform.instruments.tape_clock import TapeClock
 from baton.platform.models.model_shape import Part
@@ -131,9 +132,9 @@ class WatchedRunner:
         self.head_s += time.perf_counter() - started
         return logits
 
-    def best_tokens(self, hidden: Tensor) -> BestTokens | None:
+    def screened_tokens(self, hidden: Tensor, draws: Draws | None = None) -> ScreenedTokens | None:
         started = time.perf_counter()
-        found = self._runner.best_tokens(hidden)
+        found = self._runner.screened_tokens(hidden, draws)
         self.head_s += time.perf_counter() - started
         return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ from baton.engine.passes.runner import ModelRunner
 from baton.engine.request.request import Request
 from baton.kernels.cpu.library import library
 from baton.kernels.products import vocabulary_screen
-from baton.kernels.products.vocabulary_screen import BestTokens
+from baton.kernels.products.vocabulary_screen import ScreenedTokens
+from baton.kernels.sampling.draw_token import Draws
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no compiled operators here")
 
@@ -31,11 +33,11 @@ class Finds:
 
     def __init__(self, runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
         self.num_rows = 0
-        self._find = runner.best_tokens
-        monkeypatch.setattr(runner, "best_tokens", self)
+        self._find = runner.screened_tokens
+        monkeypatch.setattr(runner, "screened_tokens", self)
 
-    def __call__(self, hidden: torch.Tensor) -> BestTokens | None:
-        found = self._find(hidden)
+    def __call__(self, hidden: torch.Tensor, draws: Draws | None = None) -> ScreenedTokens | None:
+        found = self._find(hidden, draws)
         self.num_rows += 0 if found is None else len(found.tokens)
         return found
 
@@ -85,6 +87,24 @@ def test_tokens_are_those_of_requests_that_need_all_logits(
     assert finds.num_rows == 0
     assert answers(engine, greedy) == expected
     assert finds.num_rows == sum(map(len, expected))
+
+
+def test_drawn_tokens_are_those_of_requests_that_need_all_logits(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = SamplingParams(temperature=0.9, min_p=0.001, seed=7, max_tokens=MAX_TOKENS)
+    engine = engine_around(loaded, CONFIG, "cpu")
+    finds = Finds(runner_of(engine), monkeypatch)
+
+    expected = answers(engine, replace(drawn, num_logprobs=0))
+    assert finds.num_rows == 0
+    assert answers(engine, drawn) == expected
+    assert finds.num_rows > len(expected)
+    assert answers(engine, replace(drawn, seed=8)) != expected
+
+    for cut in ({"top_k": 1}, {"top_p": 1e-6}):
+        told = replace(drawn, num_logprobs=0, **cut)
+        assert answers(engine, replace(drawn, **cut)) == answers(engine, told) != expected
 
 
 def test_drafts_are_verified_by_the_same_tokens(

@@ -37,6 +37,8 @@ from baton.router.policies.cost import Cost
 SETTLED_AGE_S = 60.0
 NOBODYS = RequestId("of nobody")
 IMPATIENT = PingTiming(ask_after_s=0.02, answer_s=0.2)
+PATIENT = PingTiming(answer_s=60.0)
+"""A busy machine takes its time, and is not silent."""
 
 
 class Cut(Exception):
@@ -207,7 +209,7 @@ async def dispatching_to(
         max_waiting=max_waiting,
         no_replica_grace_s=no_replica_grace_s,
         clock=clock,
-        channels=channels,
+        channels=channels or Channels(ping_timing=PATIENT),
     )
     try:
         for replica in replicas:

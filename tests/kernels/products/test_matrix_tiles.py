@@ -61,7 +61,7 @@ def test_a_screened_head_gives_the_best_of_logits_by_tiles() -> None:
     for count in (1, 4, 5, 33):
         x = random(count, 130, seed=count)
 
-        best = VocabularyScreen(packed).best_tokens(x)
+        best = VocabularyScreen(packed).tokens(x)
 
         assert best is not None
         assert best.tokens == best_token(packed.logits(x)).tolist()

@@ -17,6 +17,8 @@ from baton.kernels.products import vocabulary_screen_cpu as cpu
 from baton.kernels.products.packed_weight import PackedWeight, pack
 from baton.kernels.products.vocabulary_screen import MAX_ROWS, VocabularyScreen, screen_of
 from baton.kernels.sampling.best_token import best_token
+from baton.kernels.sampling.draw_token import LEAST_P, Draws, draw_token
+from baton.kernels.sampling.token_filter import Filters
 
 pytestmark = pytest.mark.skipif(not runs(torch.zeros(1)), reason="there is no C++ compiler")
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -40,11 +42,11 @@ def expected(weight: PackedWeight, x: Tensor) -> list[int]:
     return found
 
 
-def screened(screen: VocabularyScreen, x: Tensor) -> list[int]:
+def screened(screen: VocabularyScreen, x: Tensor, draws: Draws | None = None) -> list[int]:
     """What is found, whatever calls before it have failed."""
     for _ in range(screens.MAX_SKIPPED + 1):
-        if (best := screen.best_tokens(x)) is not None:
-            return best.tokens
+        if (found := screen.tokens(x, draws)) is not None:
+            return found.tokens
     raise AssertionError("never screened")
 
 
@@ -146,12 +148,65 @@ def test_rows_that_are_not_finite_are_told_and_disturb_no_other(
     x = rows_of(9, 64, dtype)
     x[4, 63] = bad
 
-    best = VocabularyScreen(weight).best_tokens(x)
+    best = VocabularyScreen(weight).tokens(x)
 
     finite = weight.logits(x).isfinite().all(dim=-1).tolist()
     assert best is not None
     assert best.are_finite == finite
     assert best.tokens[:4] + best.tokens[5:] == expected(weight, torch.cat((x[:4], x[5:])))
+
+
+@each_dtype
+@pytest.mark.parametrize("temperature", [0.05, 0.7, 1.0, 3.0, 50.0])
+@pytest.mark.parametrize("min_p", [0.0, 0.2])
+def test_drawn_tokens_are_those_drawn_from_all_logits(
+    temperature: float, min_p: float, dtype: torch.dtype
+) -> None:
+    weight = made(4065, 64, dtype)
+    screen = VocabularyScreen(weight)
+    for count in (1, 3, 20):
+        x = rows_of(count, 64, dtype, seed=count)
+        x[count // 2] *= 1e-3  # logits so close together that noise decides
+        rows = torch.arange(0, count, 2)  # the others take their best token
+        draws = Draws(
+            rows=rows,
+            temperature=torch.full((len(rows),), temperature),
+            filters=Filters(
+                top_k=torch.zeros(len(rows), dtype=torch.int64),
+                top_p=torch.ones(len(rows)),
+                min_p=torch.full((len(rows),), max(min_p, LEAST_P)),
+            ),
+            streams=torch.randint(0, 1 << 31, (len(rows), 4)),
+            is_cut=False,
+        )
+        for _ in range(8):
+            logits = weight.logits(x)
+            tokens = best_token(logits)
+            tokens[rows] = draw_token(logits, tokens, draws)
+
+            assert screened(screen, x, draws) == tokens.tolist()
+            draws.streams[:, 2] += 1
+
+
+def test_rows_that_cannot_be_screened_are_drawn_from_all_logits() -> None:
+    weight = made(4096, 64, torch.float32)
+    x = rows_of(9, 64, torch.float32)
+    x[[2, 5]] = 0
+    x[7, 0] = math.nan
+    streams = torch.randint(0, 1 << 31, (3, 4))
+    filters = Filters(torch.zeros(3).long(), torch.ones(3), torch.full((3,), LEAST_P))
+    rows = torch.tensor([1, 2, 7])
+    draws = Draws(rows, torch.ones(3), filters, streams, is_cut=False)
+
+    found = VocabularyScreen(weight).tokens(x, draws)
+
+    logits = weight.logits(x)
+    tokens = best_token(logits)
+    tokens[rows] = draw_token(logits, tokens, draws)
+    assert found is not None
+    assert found.are_finite == [row != 7 for row in range(9)]
+    finite = [row for row in range(9) if row != 7]
+    assert found.of_rows(finite).tokens == tokens[finite].tolist()
 
 
 def test_rows_of_zeros_have_all_their_logits_computed() -> None:
@@ -167,13 +222,13 @@ def test_after_failures_screening_is_tried_less_often_until_one_succeeds() -> No
     weight = made(4096, 64, torch.float32)
     screen, same, good = VocabularyScreen(weight), torch.zeros(2, 64), rows_of(2, 64, torch.float32)
 
-    tried = [screen.best_tokens(same) is not None for _ in range(2000)]
+    tried = [screen.tokens(same) is not None for _ in range(2000)]
     gaps = [len(gap) for gap in "".join("x" if one else "." for one in tried).split("x")]
 
     assert gaps[:6] == [0, 1, 3, 7, 15, 31]
     assert max(gaps) == screens.MAX_SKIPPED
     screened(screen, good)
-    assert all(screen.best_tokens(good) is not None for _ in range(10))
+    assert all(screen.tokens(good) is not None for _ in range(10))
 
 
 def test_a_head_is_screened_if_it_is_large_packed_and_finite() -> None:
@@ -190,10 +245,10 @@ def test_a_head_is_screened_if_it_is_large_packed_and_finite() -> None:
 def test_rows_that_lie_apart_or_are_too_many_are_left_to_the_caller() -> None:
     screen = VocabularyScreen(made(4096, 64, torch.float32))
 
-    assert screen.best_tokens(rows_of(MAX_ROWS + 1, 64, torch.float32)) is None
-    assert screen.best_tokens(rows_of(4, 66, torch.float32)[:, :64]) is None
-    assert screen.best_tokens(rows_of(4, 64, torch.bfloat16)) is None
-    assert screen.best_tokens(rows_of(0, 64, torch.float32)) is None
+    assert screen.tokens(rows_of(MAX_ROWS + 1, 64, torch.float32)) is None
+    assert screen.tokens(rows_of(4, 66, torch.float32)[:, :64]) is None
+    assert screen.tokens(rows_of(4, 64, torch.bfloat16)) is None
+    assert screen.tokens(rows_of(0, 64, torch.float32)) is None
 
 
 def test_its_size_is_known_from_its_shape() -> None:

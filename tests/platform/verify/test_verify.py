@@ -23,7 +23,8 @@ from baton.engine.batch.batch import Chunk, OnLayer, ignore_layer
 from baton.engine.checkpoint.load import LoadedModel, load_model
 from baton.engine.config import EngineConfig, SpeculationConfig
 from baton.engine.engine import Engine
-from baton.kernels.products.vocabulary_screen import BestTokens
+from baton.kernels.products.vocabulary_screen import ScreenedTokens
+from baton.kernels.sampling.draw_token import Draws
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer
 from baton.kv_transfer.transport.memory import MemoryTransport
 from baton.kv_transfer.transports import TRANSPORTS, usable_transports
@@ -77,8 +78,8 @@ class ShiftedRunner:
     def logits(self, hidden: Tensor) -> Tensor:
         return self._runner.logits(hidden)
 
-    def best_tokens(self, hidden: Tensor) -> BestTokens | None:
-        return self._runner.best_tokens(hidden)
+    def screened_tokens(self, hidden: Tensor, draws: Draws | None = None) -> ScreenedTokens | None:
+        return self._runner.screened_tokens(hidden, draws)
 
 
 def shifted_prefill(loaded: LoadedModel, role: Role, config: EngineConfig) -> Engine:

@@ -1,10 +1,11 @@
-// The best token of each row of hidden states without all of its logits; see kernels/products/vocabulary_screen.py,
-// which has the bounds and why they hold.
+// The best or the drawn token of each row of hidden states without all of its logits; see
+// kernels/products/vocabulary_screen.py, which has the bounds and why they hold.
 #include <cmath>
 #include <limits>
 
 #include "int8_product.h"
 #include "linear_panels.h"
+#include "noisy_winner.h"
 
 namespace {
 
@@ -204,14 +205,17 @@ struct FineProduct {
 };
 
 template <typename T>
-struct BestTokensArgs : Args {
+struct FindTokensArgs : Args {
   FIELDS(Args,
-         const T* x;            // [rows][width]
-         const T* weight;       // packed
-         const float* bounds;   // [rows][2]
-         const float* highest;  // [rows][panels]
-         const float* lowest;   // [rows][panels]
-         int64_t* best;         // [rows]: NOT_SCREENED where too many panels are left, or nothing bounds the logits
+         const T* x;                // [rows][width]
+         const T* weight;           // packed
+         const float* bounds;       // [rows][2]
+         const float* highest;      // [rows][panels]
+         const float* lowest;       // [rows][panels]
+         const float* temperature;  // [rows] or null: of those above 0, a token is drawn with noise
+         const float* least;        // [rows]: score relative to the best below which no token is drawn
+         const int64_t* streams;    // [rows][4]
+         int64_t* tokens;           // [rows]: NOT_SCREENED where too many panels are left, or nothing bounds the logits
          int64_t num_outputs;
          int64_t num_panels;
          int64_t width;
@@ -220,16 +224,12 @@ struct BestTokensArgs : Args {
          double longest;)  // row of the weight
 };
 
-// The best token of a row so far, given the sums of one panel after the other, in any order.
-struct KeepBest {
-  float& score;
-  int64_t& token;
-  int64_t num_outputs;
+struct Best {
+  float score = LEAST;
+  int64_t token = 0;
 
-  void operator()(int64_t, int64_t panel, const float* sums) const {
-    const int64_t first = panel * PANEL, count = std::min(PANEL, num_outputs - first);
-    for (int64_t i = 0; i < count; i++)
-      if (sums[i] > score || (sums[i] == score && first + i < token)) score = sums[i], token = first + i;
+  void meet(int64_t other, float its_score) {
+    if (its_score > score || (its_score == score && other < token)) score = its_score, token = other;
   }
 };
 
@@ -240,33 +240,92 @@ int64_t largest_of(const float* values, int64_t count) {
   return found;
 }
 
-// The panel with the largest lower bound comes first: it nearly always has the best token, whose logit then rules out
-// more of the others than its bound does.
+// Finds the token of one row.
 template <typename T>
-int64_t find_best(const BestTokensArgs<T>& args, const Factors<T>& factors, int64_t row) {
-  if (!(args.bounds[2 * row] * args.longest < LARGEST_SUM)) return NOT_SCREENED;  // nor if it is NaN
-  const float* highest = args.highest + row * args.num_panels;
-  const int64_t first = largest_of(args.lowest + row * args.num_panels, args.num_panels);
-  float score = LEAST;
-  int64_t token = 0, num_computed = 0;
-  const KeepBest keep{score, token, args.num_outputs};
-  const auto compute = [&](int64_t panel) {
-    multiply_panels(factors, {row, row + 1}, {panel, panel + 1}, false, keep);
-    return ++num_computed <= args.most;
-  };
-  if (!compute(first)) return NOT_SCREENED;
-  for (int64_t panel = 0; panel < args.num_panels; panel++)
-    if (highest[panel] >= score && panel != first && !compute(panel)) return NOT_SCREENED;
-  return token;
-}
+class Search {
+ public:
+  Search(const FindTokensArgs<T>& args, const Factors<T>& factors, int64_t row)
+      : args_(args), factors_(factors), row_(row), highest_(args.highest + row * args.num_panels) {}
+
+  int64_t run() {
+    if (!(args_.bounds[2 * row_] * args_.longest < LARGEST_SUM)) return NOT_SCREENED;  // nor if it is NaN
+    Best best;
+    if (!find_best(best)) return NOT_SCREENED;
+    if (!args_.temperature || args_.temperature[row_] == 0) return best.token;
+    return draw(best);
+  }
+
+ private:
+  // The panel with the largest lower bound comes first: it nearly always has the best token, whose logit then rules
+  // out more of the others than its bound does.
+  bool find_best(Best& best) {
+    const auto meet = [&](int64_t token, float logit) { best.meet(token, logit); };
+    const int64_t first = largest_of(args_.lowest + row_ * args_.num_panels, args_.num_panels);
+    if (!compute(first, meet)) return false;
+    for (int64_t panel = 0; panel < args_.num_panels; panel++)
+      if (highest_[panel] >= best.score && panel != first && !compute(panel, meet)) return false;
+    return true;
+  }
+
+  // As draw_token.cpp draws from all logits without top-k and top-p: noise is that of 64 tokens, two panels, at once.
+  int64_t draw(const Best& best) {
+    const Stream stream = stream_of(args_.streams, row_);
+    u32x16 words[4];
+    const auto noise = [&](int64_t token) {
+      const int64_t lane = token % TOKENS_AT_ONCE;
+      return noise_of(words[lane / 16][lane % 16]);
+    };
+    words_of(stream, best.token / TOKENS_AT_ONCE * TOKENS_AT_ONCE, words);
+    Winner winner{best.token, noise(best.token)};
+    const auto meet = [&](int64_t token, float logit) {
+      const float score = relative(logit, best);
+      if (score >= args_.least[row_]) winner.meet(token, double(score) + noise(token));
+    };
+    for (int64_t first = 0; first < args_.num_panels; first += PANELS_AT_ONCE) {
+      const int64_t end = std::min(first + PANELS_AT_ONCE, args_.num_panels);
+      if (relative(highest_[largest_in(first, end)], best) < args_.least[row_]) continue;
+      words_of(stream, first * PANEL, words);
+      for (int64_t panel = first; panel < end; panel++) {
+        const u32x16* own = words + 2 * (panel - first);
+        const float most_noise = largest(larger(most_noise_of(own[0]), most_noise_of(own[1])));
+        const bool may_win = relative(highest_[panel], best) + most_noise >= winner.needed();
+        if (may_win && !compute(panel, meet)) return NOT_SCREENED;
+      }
+    }
+    return winner.token;
+  }
+
+  static constexpr int64_t PANELS_AT_ONCE = TOKENS_AT_ONCE / PANEL;
+
+  float relative(float logit, const Best& best) const { return (logit - best.score) / args_.temperature[row_]; }
+
+  int64_t largest_in(int64_t begin, int64_t end) const { return begin + largest_of(highest_ + begin, end - begin); }
+
+  // Gives the logits of a panel to `meet(token, logit)`; false if they are more than may be computed.
+  template <typename Meet>
+  bool compute(int64_t panel, const Meet& meet) {
+    const int64_t count = std::min(PANEL, args_.num_outputs - panel * PANEL);
+    const auto finish = [&](int64_t, int64_t, const float* logits) {
+      for (int64_t i = 0; i < count; i++) meet(panel * PANEL + i, logits[i]);
+    };
+    multiply_panels(factors_, {row_, row_ + 1}, {panel, panel + 1}, false, finish);
+    return ++num_computed_ <= args_.most;
+  }
+
+  const FindTokensArgs<T>& args_;
+  const Factors<T>& factors_;
+  int64_t row_;
+  const float* highest_;
+  int64_t num_computed_ = 0;
+};
 
 template <typename T>
-void best_tokens(const BestTokensArgs<T>& args, const Pass& pass, Work& work) {
+void find_tokens(const FindTokensArgs<T>& args, const Pass& pass, Work& work) {
   const int64_t num_rows = row_count(args, pass);
   const Factors<T> factors{args.x, args.stride, args.weight, num_rows, args.width / Step<T>::DEPTH};
   Span rows;
   while (work.take(num_rows, 1, rows))
-    for (int64_t row = rows.begin; row < rows.end; row++) args.best[row] = find_best(args, factors, row);
+    for (int64_t row = rows.begin; row < rows.end; row++) args.tokens[row] = Search(args, factors, row).run();
 }
 
 }  // namespace
@@ -292,5 +351,5 @@ OPERATOR(panel_bounds, PanelBoundsArgs) {
   }
 }
 
-OPERATOR(best_tokens_f32, BestTokensArgs<float>) { best_tokens(args, pass, work); }
-OPERATOR(best_tokens_bf16, BestTokensArgs<bf16>) { best_tokens(args, pass, work); }
+OPERATOR(find_tokens_f32, FindTokensArgs<float>) { find_tokens(args, pass, work); }
+OPERATOR(find_tokens_bf16, FindTokensArgs<bf16>) { find_tokens(args, pass, work); }

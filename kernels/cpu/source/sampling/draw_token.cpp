@@ -1,5 +1,5 @@
 // Draws a token from each row of scores; see kernels/sampling/draw_token.py.
-#include "philox.h"
+#include "noisy_winner.h"
 #include "score_floor.h"
 
 namespace {
@@ -13,15 +13,6 @@ struct Draw {
 };
 
 constexpr size_t BYTES_A_TOKEN = 2 * sizeof(float) + sizeof(Weighed);
-
-struct Winner {
-  int64_t token;
-  double value;
-
-  void meet(int64_t other, double its_value) {
-    if (its_value > value || (its_value == value && other < token)) token = other, value = its_value;
-  }
-};
 
 struct DrawTokenArgs : Args {
   FIELDS(Args,
@@ -39,13 +30,12 @@ struct DrawTokenArgs : Args {
 };
 
 Draw draw_of(const DrawTokenArgs& args, int64_t item) {
-  const int64_t* words = args.streams + 4 * item;
   return {
       .temperature = args.temperature[item],
       .top_p = args.top_p[item],
       .least = args.least[item],
       .top_k = args.top_k[item],
-      .stream = {uint32_t(words[0]), uint32_t(words[1]), uint32_t(words[2]), uint32_t(words[3])},
+      .stream = stream_of(args.streams, item),
   };
 }
 
@@ -72,7 +62,7 @@ int64_t noisy_best(Scores scores, float floor, const Stream& stream, int64_t fir
       candidates |= uint64_t(at_least(load(scores.values + token + 16 * v), splat(floor))) << (16 * v);
     if (!candidates) continue;
     words_of(stream, token, words);
-    const f32x16 needed = splat(float(winner.value) - 1e-4f);  // more than float32 rounds away
+    const f32x16 needed = splat(winner.needed());
     uint64_t may_win = 0;
     for (int v = 0; v < 4; v++) {
       const f32x16 most = load(scores.values + token + 16 * v) + most_noise_of(words[v]);

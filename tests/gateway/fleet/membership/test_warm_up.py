@@ -201,7 +201,11 @@ async def test_nobody_is_silent_who_has_not_been_asked(monkeypatch: pytest.Monke
     await over.wait()
 
 
-async def test_the_first_prompt_of_a_new_gateway_goes_where_it_is_cached() -> None:
+async def test_the_first_prompt_of_a_new_gateway_goes_where_it_is_cached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("PAUSE_S", "ENOUGH_AFTER_S", "LIMIT_S"):  # however long the replicas take
+        monkeypatch.setattr(warm_up, name, 100.0)
     async with running_fleet(prefill=0, decode=4) as fleet:
         for number in range(4):
             await fleet.ask([number, *PROMPT])
