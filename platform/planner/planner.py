@@ -93,7 +93,7 @@ class Planner:
 
     @property
     def num_heard(self) -> int:
-        """Gateways that tell it of their traffic."""
+        """Number of gateways that report their traffic."""
         return self._watch.num_heard
 
     @property

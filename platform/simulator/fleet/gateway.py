@@ -229,7 +229,7 @@ class SimulatedGateway:
         self._want()
 
     def _look_later(self) -> None:
-        """Even if nothing is heard from anybody."""
+        """Place again after a while, even without a report."""
         if not self._is_looking:
             self._is_looking = True
             self._event_queue.after(LOOK_S, self._look)

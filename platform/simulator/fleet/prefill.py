@@ -39,7 +39,7 @@ class Receiver(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wiring:
-    """What a simulated replica is given: its surroundings."""
+    """The parts that a simulated replica is given."""
 
     event_queue: EventQueue
     latency_s: float
@@ -78,7 +78,7 @@ class PrefillReplica:
         self._updates.join(number, gateway, self.engine.pool, self.engine.events)
 
     def leave(self, number: int) -> None:
-        """Forget a gateway that is gone. What it sent is computed, for nobody."""
+        """Forget a gateway that is gone. Its prompts are computed all the same."""
         self._credits.leave(number)
         self._updates.leave(number)
         self._publish()
