@@ -10,10 +10,10 @@
 // times NaN); its request fails anyhow.
 #pragma once
 
-#include "attention_workspace.h"
 #include "attention_items.h"
 #include "attention_rows.h"
 #include "attention_tiles.h"
+#include "attention_workspace.h"
 
 namespace {
 
