@@ -126,6 +126,7 @@ async def test_one_prompt_asks_a_replica_again_and_once_it_is_answered_all_do(
         patience = fleet.replicas[ReplicaId("decode-2")].worker.core.kv.patience
         stuck, now = fleet.replicas[ReplicaId("prefill-1")].info.epoch, engine.clock
         await until(lambda: not patience.why_avoided(stuck, now()))
+        await fleet.assert_nothing_is_held()  # the requests that it was to compute have left it
         monkeypatch.setattr(source_patience, "LEAST_S", 100.0)
 
         with stuck_in_a_pass(fleet, "prefill-1"):
