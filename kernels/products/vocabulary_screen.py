@@ -24,8 +24,8 @@ A draw with noise needs the largest sum of logit / temperature and noise. Noise 
 token, so it is known for tokens whose logits are not, and these are ruled out in the same way, once
 the best logit is known. Top-k and top-p depend on all logits, and are not screened.
 
-Rows of which too many tokens are left, or which are not finite, get all of their logits. A call that
-thereby computes more than it spares has failed, and after calls that failed screening is tried less
+Rows of which too many tokens are left, or which are not finite, get all of their logits. A call
+that computes more than it spares has failed, and after calls that failed screening is tried less
 often.
 
 S rows, V vocabulary, K model width, P panels of 32 tokens.
@@ -58,7 +58,7 @@ MAX_SHARE = 0.25
 MIN_BYTES = 1 << 20
 """Smaller heads take about as long as the screen's own steps."""
 READ_ROWS = 16
-"""Rows for which a product takes about as long as reading W once; more take longer in proportion."""
+"""Rows whose product takes about as long as reading W once; more take longer in proportion."""
 MAX_SPENT = 0.5
 """Most of the time of all logits that a call may spend on exact logits; with more it has failed, as
 what is left is what the bounds take."""
