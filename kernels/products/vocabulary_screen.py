@@ -24,8 +24,9 @@ A draw with noise needs the largest sum of logit / temperature and noise. Noise 
 token, so it is known for tokens whose logits are not, and these are ruled out in the same way, once
 the best logit is known. Top-k and top-p depend on all logits, and are not screened.
 
-Rows of which too many tokens are left, or which are not finite, get all of their logits. Where that
-is so for many rows again and again, screening is tried less often.
+Rows of which too many tokens are left, or which are not finite, get all of their logits. A call
+that computes more than it spares has failed, and after calls that failed screening is tried less
+often.
 
 S rows, V vocabulary, K model width, P panels of 32 tokens.
 """
@@ -56,8 +57,11 @@ MAX_SHARE = 0.25
 """Most of its logits that are computed of a row: with more, screening spares too little."""
 MIN_BYTES = 1 << 20
 """Smaller heads take about as long as the screen's own steps."""
-MAX_UNSCREENED = 0.25
-"""Share of rows; with more left over, a call counts as failed."""
+READ_ROWS = 16
+"""Rows whose product takes about as long as reading W once; more take longer in proportion."""
+MAX_SPENT = 0.5
+"""Most of the time of all logits that a call may spend on exact logits; with more it has failed, as
+what is left is what the bounds take."""
 MAX_SKIPPED = 256
 """Most calls that are skipped after some that failed."""
 
@@ -85,9 +89,9 @@ def screen_of(weight: Weight) -> VocabularyScreen | None:
 def num_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     """The bytes that the screen of a head [V, K] of this dtype takes; 0 if it has none."""
     num_tokens, width = shape
-    if dtype not in SUFFIXES or num_tokens * width * dtype.itemsize < MIN_BYTES:
-        return 0
     num_bounded = num_panels(num_tokens, is_gated=False) * PANEL
+    if dtype not in SUFFIXES or num_bounded * width * dtype.itemsize < MIN_BYTES:
+        return 0
     return int8_weight.num_bytes(num_tokens, width) + 2 * 4 * num_bounded
 
 
@@ -108,8 +112,12 @@ class VocabularyScreen:
     def _recorded(self, noise: cpu.Noise | None) -> _Tape:
         given = torch.zeros(NUM_OUTPUTS, self._weight.shape[1], dtype=self._weight.dtype)
         with Recorder() as recorder:
-            found = cpu.found_tokens(given, self._head, noise)
-        return _Tape(recorder.tape(found, max_tokens=0, max_outputs=MAX_ROWS, given=given))
+            tokens, nums_computed = cpu.found_tokens(given, self._head, noise)
+        return _Tape(
+            recorder.tape(
+                tokens, max_tokens=0, max_outputs=MAX_ROWS, given=given, further=[nums_computed]
+            )
+        )
 
     @property
     def is_finite(self) -> bool:
@@ -123,12 +131,12 @@ class VocabularyScreen:
         if not self._takes(x) or self._skips():
             return None
         if draws is None:
-            found = self._best.tokens(x)
+            found, num_computed = self._best.tokens(x)
         else:
             self._fill_noise(len(x), draws)
-            found = self._drawn.tokens(x)
+            found, num_computed = self._drawn.tokens(x)
         left = [row for row, token in enumerate(found) if token == NOT_SCREENED]
-        if len(left) <= MAX_UNSCREENED * len(x):
+        if self._has_spared(len(x), num_computed, len(left)):
             self._num_to_skip = 0
         else:
             self._num_to_skip = min(MAX_SKIPPED, 2 * self._num_to_skip + 1)
@@ -158,6 +166,13 @@ class VocabularyScreen:
                 tokens[drawn.rows] = draw_token(logits, tokens, drawn)
         return tokens.tolist(), are_finite.tolist()
 
+    def _has_spared(self, num_rows: int, num_computed: int, num_left: int) -> bool:
+        """Whether a call spared time: each panel that it computed for a row is read for that row
+        alone, and all of them once more if rows are left."""
+        num_panels = len(self._weight.packed)
+        num_read = num_computed + (num_panels * max(1, num_left / READ_ROWS) if num_left else 0)
+        return num_read <= MAX_SPENT * num_panels * max(1, num_rows / READ_ROWS)
+
     def _takes(self, x: Tensor) -> bool:
         return 0 < len(x) <= MAX_ROWS and x.dtype is self._weight.dtype and x.is_contiguous()
 
@@ -173,10 +188,15 @@ class _Tape:
 
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
-        address = tape.result.data_ptr()
-        self._tokens = (ctypes.c_int64 * MAX_ROWS).from_address(address)  # read without torch
+        self._tokens, self._nums_computed = map(_numbers_in, (tape.result, *tape.further))
 
-    def tokens(self, x: Tensor) -> list[int]:
+    def tokens(self, x: Tensor) -> tuple[list[int], int]:
+        """The token of each row of x, and how many panels were computed for all of them."""
         self._tape.give(x)
         self._tape.play(Pass(num_outputs=len(x)))
-        return self._tokens[: len(x)]
+        return self._tokens[: len(x)], sum(self._nums_computed[: len(x)])
+
+
+def _numbers_in(memory: Tensor) -> ctypes.Array[ctypes.c_int64]:
+    """The int64 of each row in the memory of a tape, which must be kept: read without torch."""
+    return (ctypes.c_int64 * MAX_ROWS).from_address(memory.data_ptr())

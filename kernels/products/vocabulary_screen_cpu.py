@@ -46,8 +46,9 @@ class RoundedRows:
 
 
 def slack_of(width: int) -> float:
-    """Relative; four times what float32 can round in a sum of so many products."""
-    return width * 2.0**-22
+    """Relative; four times what float32 can round in a sum of so many products, and in the few
+    steps besides that make a bound."""
+    return (width + 8) * 2.0**-22
 
 
 def bounded(weight: PackedWeight, max_panels: int) -> BoundedHead:
@@ -92,13 +93,13 @@ class Noise:
     """[S, 4] int64"""
 
 
-def found_tokens(x: Tensor, head: BoundedHead, noise: Noise | None = None) -> Tensor:
-    """x [S, K], contiguous -> [S] int64: the best token of each row, or the one drawn with noise;
-    -1 for a row that cannot be screened."""
+def found_tokens(x: Tensor, head: BoundedHead, noise: Noise | None = None) -> tuple[Tensor, Tensor]:
+    """x [S, K], contiguous -> [S] int64 each: the best token of a row, or the one drawn with noise,
+    or -1 for a row that cannot be screened; and how many panels were computed for it."""
     rows = rounded_rows(x)
     highest, lowest = panel_bounds(rows, head)
     num_tokens, width = head.weight.shape
-    tokens = torch.empty(len(x), dtype=torch.int64)
+    tokens, nums_computed = (torch.empty(len(x), dtype=torch.int64) for _ in range(2))
     call(
         Call(
             of_dtype("find_tokens", x.dtype),
@@ -119,11 +120,11 @@ def found_tokens(x: Tensor, head: BoundedHead, noise: Noise | None = None) -> Te
                 "most": head.max_panels,
                 "longest": head.longest,
             },
-            outputs={"tokens": tokens},
+            outputs={"tokens": tokens, "nums_computed": nums_computed},
             alone_rows=1,
         )
     )
-    return tokens
+    return tokens, nums_computed
 
 
 def rounded_rows(x: Tensor) -> RoundedRows:

@@ -177,7 +177,8 @@ def _replica_bytes(config: DeploymentConfig, pool: PoolConfig, model: ModelConfi
         weights += prepared_bytes(
             stage, dtype, config.quantize, is_deterministic=config.deterministic
         )
-        weights += screen_bytes(stage, dtype, config.quantize) if mesh.size == 1 else 0
+        if mesh.engine.size == 1:
+            weights += screen_bytes(stage, dtype, config.quantize)
         kv += kv_bytes(pool.cache, kept, dtype)
     num_alike = mesh.size // mesh.pipeline
     return ModelMemory(weight_bytes=weights * num_alike, kv_bytes=kv * num_alike)

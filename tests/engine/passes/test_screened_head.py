@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,20 @@ class Finds:
         found = self._find(hidden, draws)
         self.num_rows += 0 if found is None else len(found.tokens)
         return found
+
+
+class Lapses:
+    """Leaves each `period`th pass that could be screened to logits."""
+
+    def __init__(self, runner: ModelRunner, period: int) -> None:
+        self._runner = runner
+        self._period = period
+        self._calls = count(1)
+
+    def __call__(self, hidden: torch.Tensor, draws: Draws | None = None) -> ScreenedTokens | None:
+        if next(self._calls) % self._period == 0:
+            return None
+        return ModelRunner.screened_tokens(self._runner, hidden, draws)
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
@@ -105,6 +120,34 @@ def test_drawn_tokens_are_those_of_requests_that_need_all_logits(
     for cut in ({"top_k": 1}, {"top_p": 1e-6}):
         told = replace(drawn, num_logprobs=0, **cut)
         assert answers(engine, replace(drawn, **cut)) == answers(engine, told) != expected
+
+
+def test_tokens_are_the_same_whichever_passes_are_screened(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while requests join and leave, and next to greedy ones."""
+    engine = engine_around(loaded, CONFIG, "cpu")
+    found = []
+    for period in (1000, 2, 3):
+        lapses = Lapses(runner_of(engine), period)
+        monkeypatch.setattr(engine.runner, "screened_tokens", lapses)
+        requests = [
+            Request(
+                str(i),
+                prompt,
+                sampling=SamplingParams(temperature=0.8 * (i % 3), seed=i, max_tokens=6 + 5 * i),
+            )
+            for i, prompt in enumerate(prompts())
+        ]
+        for request in requests:
+            engine.add(request)
+            for _ in range(4):
+                engine.step()
+        while engine.has_work:
+            engine.step()
+        found.append([list(request.output) for request in requests])
+
+    assert found[0] == found[1] == found[2]
 
 
 def test_drafts_are_verified_by_the_same_tokens(

@@ -231,6 +231,18 @@ def test_after_failures_screening_is_tried_less_often_until_one_succeeds() -> No
     assert all(screen.tokens(good) is not None for _ in range(10))
 
 
+def test_calls_that_compute_more_than_they_spare_have_failed_although_no_row_is_left() -> None:
+    weight = made(4096, 64, torch.float32).to_dense().clone()
+    weight[::200] = weight[0].clone()  # a sixth of all panels has a best token
+    packed = pack(weight)
+    one, many = weight[:1] * 20, (weight[:1] * 20).repeat(8, 1)
+    screen = VocabularyScreen(packed)
+
+    assert [screen.tokens(one) is not None for _ in range(4)] == [True] * 4
+    assert [screen.tokens(many) is not None for _ in range(4)] == [True, False, True, False]
+    assert screened(screen, many) == [0] * 8 == expected(packed, many)
+
+
 def test_a_head_is_screened_if_it_is_large_packed_and_finite() -> None:
     large = made(4096, 256, torch.float32)
     spoilt = large.to_dense().clone()

@@ -15,6 +15,7 @@ from baton.engine.assemble import assemble_engine
 from baton.engine.checkpoint.load import load_model, read_config
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.speculation.head_drafter import HeadDrafter
+from baton.kernels.products import vocabulary_screen
 from baton.kernels.products.vocabulary_screen import num_bytes
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.doctor.demand import demand_of, kv_bytes, weight_bytes
@@ -141,6 +142,21 @@ def test_engines_that_share_experts_have_tiers_of_their_own(tmp_path: Path) -> N
 
     assert found.num_replicas == 2
     assert found.memory_bytes == 2 * 4 * GIB
+
+
+def test_engines_that_share_experts_have_a_screen_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_mixtral(tmp_path)
+    model = read_config(folder)
+    shared = {"decode__parallel__data": 2, "decode__parallel__expert": 2, "prefill__replicas": 0}
+    without = demand_of(config(**shared), folder, is_on_gpu=False).memory_bytes
+    monkeypatch.setattr(vocabulary_screen, "MIN_BYTES", 0)
+
+    with_screens = demand_of(config(**shared), folder, is_on_gpu=False).memory_bytes
+
+    of_one = num_bytes((model.vocab_size, model.hidden_size), torch.float32)
+    assert with_screens - without == 2 * of_one > 0
 
 
 def test_threads_are_counted_as_they_are_set() -> None:

@@ -216,6 +216,7 @@ struct FindTokensArgs : Args {
          const float* least;        // [rows]: score relative to the best below which no token is drawn
          const int64_t* streams;    // [rows][4]
          int64_t* tokens;           // [rows]: NOT_SCREENED where too many panels are left, or nothing bounds the logits
+         int64_t* nums_computed;    // [rows]: how many panels were computed; those computed twice count twice
          int64_t num_outputs;
          int64_t num_panels;
          int64_t width;
@@ -254,6 +255,8 @@ class Search {
     if (!args_.temperature || args_.temperature[row_] == 0) return best.token;
     return draw(best);
   }
+
+  int64_t num_computed() const { return num_computed_; }
 
  private:
   // The panel with the largest lower bound comes first: it nearly always has the best token, whose logit then rules
@@ -325,7 +328,11 @@ void find_tokens(const FindTokensArgs<T>& args, const Pass& pass, Work& work) {
   const Factors<T> factors{args.x, args.stride, args.weight, num_rows, args.width / Step<T>::DEPTH};
   Span rows;
   while (work.take(num_rows, 1, rows))
-    for (int64_t row = rows.begin; row < rows.end; row++) args.tokens[row] = Search(args, factors, row).run();
+    for (int64_t row = rows.begin; row < rows.end; row++) {
+      Search search(args, factors, row);
+      args.tokens[row] = search.run();
+      args.nums_computed[row] = search.num_computed();
+    }
 }
 
 }  // namespace
