@@ -75,6 +75,7 @@ class Fleet:
     make_engine: EngineFactory
     registry: Registry
     dispatcher: ReplicaDispatcher
+    ping_timing: PingTiming = PATIENT
     replicas: dict[ReplicaId, Replica] = field(default_factory=dict)
     engines: dict[ReplicaId, Engine] = field(default_factory=dict)
     num_started: int = 0
@@ -86,6 +87,7 @@ class Fleet:
         replica = await start_replica(
             self.config, role, engine, replica_id=replica_id, host="127.0.0.1"
         )
+        replica.worker.core.kv.peers.channels.ping_timing = self.ping_timing
         if isinstance(replica.worker, PrefillWorker):
             groups = replica.worker.publisher.layer_groups
             groups.min_bytes = 0  # each layer leaves as if it were large
@@ -261,8 +263,8 @@ async def running_fleet(
     ping_timing: PingTiming = PATIENT,
     **admission: Any,
 ) -> AsyncIterator[Fleet]:
-    """`ping_timing`: when the gateway takes a replica for silent. `admission`: what
-    `ReplicaDispatcher` is told about waiting, where it matters."""
+    """`ping_timing`: when a replica is taken for silent. `admission`: what `ReplicaDispatcher` is
+    told about waiting, where it matters."""
     # Not `auto`: the same way every time, and no probes that hold blocks meanwhile.
     config = override(_by_grpc(), changes) if changes else _by_grpc()
     registry = Registry()
@@ -272,7 +274,7 @@ async def running_fleet(
         channels=Channels(load_security(config.security), ping_timing=ping_timing),
         **{"max_waiting": 100, "no_replica_grace_s": 120.0, **admission},
     )
-    fleet = Fleet(config, make_engine, registry, dispatcher)
+    fleet = Fleet(config, make_engine, registry, dispatcher, ping_timing)
     try:
         for role, count in ((Role.PREFILL, prefill), (Role.DECODE, decode)):
             for _ in range(count):

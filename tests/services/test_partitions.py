@@ -19,6 +19,7 @@ from baton.core.ids import ReplicaId
 from baton.engine.passes.echo import echo_output
 from baton.proto import pulse
 from baton.proto.channels import Channels
+from baton.proto.pulse import PingTiming
 
 PROMPT = list(range(3, 83))
 P, D, OTHER = ReplicaId("prefill-1"), ReplicaId("decode-2"), ReplicaId("decode-3")
@@ -77,7 +78,10 @@ class Wire:
 @asynccontextmanager
 async def parting_fleet() -> AsyncIterator[tuple[Fleet, Sequence[Wire]]]:
     """One prefill replica and two decode replicas; the wires between it and the first of these."""
-    async with running_fleet(prefill=1, decode=2) as fleet, AsyncExitStack() as laid:
+    async with (
+        running_fleet(prefill=1, decode=2, ping_timing=PingTiming()) as fleet,
+        AsyncExitStack() as laid,
+    ):
         wires = (Wire(), Wire())
         for wire, near, far in zip(wires, (D, P), (P, D), strict=True):
             channels = fleet.replicas[near].worker.core.kv.peers.channels
