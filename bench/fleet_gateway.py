@@ -74,8 +74,10 @@ class MeasuredGateway:
             "idle: CPU, % of a core": 100 * (time.process_time() - cpu_s) / seconds,
             "idle: event loop CPU, % of a core": 100 * (time.thread_time() - thread_s) / seconds,
         }
-        hear = ReplicaLink._hear_capacity
-        with patch.object(ReplicaLink, hear.__name__, autospec=True, side_effect=hear) as heard:
+        observe = ReplicaLink._hear_capacity
+        with patch.object(
+            ReplicaLink, observe.__name__, autospec=True, side_effect=observe
+        ) as heard:
             await asyncio.sleep(IDLE_S)
         return found | {"idle: capacity reports a second": heard.call_count / IDLE_S}
 

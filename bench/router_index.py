@@ -99,12 +99,12 @@ def events() -> Iterator[Row]:
             num_events = max(20, num_events // num_names)
             index, said = KvIndex(make()), list(turnover(num_events, num_names))
             index.apply(epoch(0), snapshot(DRAW.randbytes(16 * 200_000)))
-            rates.append(num_events * num_names / cpu_s(partial(hear, index, said)))
+            rates.append(num_events * num_names / cpu_s(partial(observe, index, said)))
         aim = "1,000,000" if num_names > 1 else ""
         yield (f"names applied a second, {num_names} an event", aim, rates[0], rates[1])
 
 
-def hear(index: KvIndex, said: Sequence[KvEvents]) -> None:
+def observe(index: KvIndex, said: Sequence[KvEvents]) -> None:
     for each in said:
         index.apply(epoch(0), each)
 

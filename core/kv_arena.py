@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from baton.core.rank_memory import Introduction, OwnRows, RankLine, WatchedRows, WriteWatch
+from baton.core.rank_memory import Introduction, OwnRows, RankLine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +60,3 @@ class KvArena:
 
 Introduce: TypeAlias = Callable[[KvArena, OwnRows], Introduction]
 """Registers a rank's own memory for others."""
-
-
-def watching(introduce: Introduce, writes: WriteWatch) -> Introduce:
-    """As `introduce`, of memory whose writes are watched."""
-    return lambda arena, rows: introduce(arena, WatchedRows(rows, writes))

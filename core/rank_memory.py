@@ -9,22 +9,16 @@ The bytes of a piece that several ranks have read are `RankRows`: each rank hold
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from baton.core.clock import Clock, monotonic
-from baton.core.errors import EngineFailed, TransferCut
+from baton.core.errors import TransferCut
 from baton.core.kv_pool import DeviceWrite
 
 ANSWER_S = 10.0
 """Seconds for a rank to sum up some blocks, or to copy to its host what it has read."""
-WRITE_S = 60.0
-"""Seconds for a rank to verify and write what it has read, which may compile kernels first. A rank
-that takes longer hangs."""
 
 
 class OwnRows(Protocol):
@@ -48,54 +42,6 @@ class RankLine(Protocol):
 
     def close(self) -> None:
         """The rank answers nothing any more."""
-
-
-class WriteWatch:
-    """The time since when a rank has been writing to its own blocks. Thread-safe.
-
-    A rank whose device hangs may write at any time until its process ends, so its blocks cannot be
-    given to anyone before. Therefore such a rank counts as gone after a while, although its process
-    answers.
-    """
-
-    def __init__(self, clock: Clock = monotonic) -> None:
-        self._clock = clock
-        self._begun: dict[int, float] = {}
-        self._numbers = count()
-
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        number = next(self._numbers)
-        self._begun[number] = self._clock()
-        try:
-            yield
-        finally:
-            del self._begun[number]
-
-    def check(self) -> None:
-        """Raises EngineFailed if a write has been under way for longer than `WRITE_S`."""
-        longest_s = max((self._clock() - begun for begun in [*self._begun.values()]), default=0.0)
-        if longest_s > WRITE_S:
-            raise EngineFailed(f"it has been writing KV to its blocks for {longest_s:.0f} s")
-
-
-class WatchedRows:
-    """A rank's rows, each write to which is watched."""
-
-    def __init__(self, rows: OwnRows, watch: WriteWatch) -> None:
-        self._rows = rows
-        self._watch = watch
-
-    def checksums(
-        self, blocks: Sequence[int], planes: range, part: slice, unit_bytes: int
-    ) -> bytes:
-        """See `OwnRows`."""
-        return self._rows.checksums(blocks, planes, part, unit_bytes)
-
-    def write_rows(self, writes: Sequence[DeviceWrite], unit_bytes: int) -> list[list[int]]:
-        """See `OwnRows`."""
-        with self._watch.writing():
-            return self._rows.write_rows(writes, unit_bytes)
 
 
 Answer: TypeAlias = Callable[..., Coroutine[Any, Any, Any]]

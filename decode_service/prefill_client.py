@@ -54,7 +54,7 @@ class GrpcPrefillClient:
         )
         try:
             async for event in call:
-                pulse.hear()
+                pulse.received()
                 match event.WhichOneof("event"):
                     case "granted":
                         yield granted_from_proto(event.granted)

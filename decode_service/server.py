@@ -56,7 +56,7 @@ class DecodeGrpc(DecodeServicer):
                         is_finished=cancel.is_finished,
                     )
                 case "demand":
-                    self._worker.hear(session, demand_from_proto(frame.demand))
+                    self._worker.observe(session, demand_from_proto(frame.demand))
                 case _:
                     continue  # a newer gateway's frame: nothing we know how to do
 

@@ -146,9 +146,9 @@ class DecodeWorker:
             self.requests.lose(generating)
         self._publish_capacity()
 
-    def hear(self, session: GatewaySession, demand: Demand) -> None:
+    def observe(self, session: GatewaySession, demand: Demand) -> None:
         """Take note of what waits at the gateway."""
-        self._places.hear(session, demand=demand.num_requests, credit_id=demand.credit_id)
+        self._places.observe(session, demand=demand.num_requests, credit_id=demand.credit_id)
         self._publish_capacity()
 
     def generate(self, session: GatewaySession, message: GenerateRequest) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypedDict, Unpack
@@ -35,6 +36,8 @@ from baton.engine.speculation.feature_keeper import FeatureKeeper, features_of, 
 from baton.kernels.paging.window import Streaming
 from baton.kernels.products.vocabulary_screen import screen_of
 
+logger = logging.getLogger(__name__)
+
 
 class ModelOptions(TypedDict, total=False):
     """The configuration of a model; see `load_model`."""
@@ -62,6 +65,11 @@ def assemble_engine(
     """
     device = find_device(options.get("device", "auto"))
     loaded = _load(folder, config, {**options, "device": device}, groups, progress)
+    wanted_len, max_len = config.scheduler.max_model_len, loaded.info.max_model_len
+    if wanted_len is not None and wanted_len > max_len:
+        logger.warning(
+            "max_model_len: the model takes %d tokens a request, not %d", max_len, wanted_len
+        )
     grammars = LlGuidanceCompiler.from_folder(folder, loaded.info)
     draft = load_draft(config.speculation, folder, loaded, device)
     join = None if draft is not None else _load_join(config, loaded, device)

@@ -66,8 +66,8 @@ class Lending:
         self._sessions.remove(session)
         self._credits.leave(session)
 
-    def hear(self, session: PrefillSession, demand: Demand) -> None:
-        self._credits.hear(session, demand=demand.num_tokens, credit_id=demand.credit_id)
+    def observe(self, session: PrefillSession, demand: Demand) -> None:
+        self._credits.observe(session, demand=demand.num_tokens, credit_id=demand.credit_id)
 
     def learn(self, times: StepTimes) -> None:
         """How long steps take, by now."""

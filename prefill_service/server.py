@@ -56,7 +56,7 @@ class PrefillGrpc(PrefillServicer):
     async def _read(self, session: PrefillSession, frames: AsyncIterator[pb.GatewayFrame]) -> None:
         async for frame in frames:
             if frame.HasField("demand"):
-                self._worker.hear(session, demand_from_proto(frame.demand))
+                self._worker.observe(session, demand_from_proto(frame.demand))
 
 
 def _event_to_proto(event: Event) -> pb.PrefillEvent:

@@ -122,9 +122,9 @@ class PrefillWorker:
         self._lending.leave(session)
         self._publish_capacity()
 
-    def hear(self, session: PrefillSession, demand: Demand) -> None:
+    def observe(self, session: PrefillSession, demand: Demand) -> None:
         """Take note of what waits at the gateway."""
-        self._lending.hear(session, demand)
+        self._lending.observe(session, demand)
         self._publish_capacity()
 
     def pull(self, request: PullRequest) -> AsyncGenerator[PullOffered, None]:

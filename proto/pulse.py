@@ -75,7 +75,7 @@ class Pulse:
         self._scopes: set[asyncio.Timeout] = set()
         self._asking: asyncio.Task[None] | None = None
 
-    def hear(self) -> None:
+    def received(self) -> None:
         """The peer has said something."""
         self._heard_at = self._clock()
         if self.is_silent:
@@ -159,7 +159,7 @@ class Pulse:
             answer.cancel()
         now = self._clock()
         self._answer_time.answered(min(looked_s, now - asked_at), now)
-        self.hear()
+        self.received()
         return True
 
     async def _look_for(self, answer: asyncio.Future[pb.PingReply]) -> float:

@@ -93,7 +93,7 @@ class Credits(Generic[B]):
         self._borrowers.pop(borrower, None)
         self._num_words += 1
 
-    def hear(self, borrower: B, *, demand: int, credit_id: int) -> None:
+    def observe(self, borrower: B, *, demand: int, credit_id: int) -> None:
         """Take a gateway's demand and confirmed credit. Ignored for one that has left."""
         known = self._borrowers.get(borrower)
         if known is None:

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 
-from baton.core.errors import Unavailable
+from baton.core.errors import EngineFailed, Unavailable
 from baton.core.ids import TransferId
 from baton.core.kv_pool import Census
 from baton.core.metrics import Family, Sample
@@ -153,8 +153,14 @@ class ReplicaCore:
         await asyncio.to_thread(self.thread.stop, STOP_TIMEOUT_S)
 
     def check_health(self, *, limit_s: float) -> None:
-        """Raise EngineFailed if the engine's thread died or has not advanced for `limit_s`."""
+        """Raise EngineFailed if the engine's thread died or has not advanced for `limit_s`, or if
+        a write of KV to its blocks hangs for so long: they can be nobody else's before it ends."""
         self.thread.check_health(limit_s=limit_s)
+        written_s = self.kv.receiver.longest_quarantine_s
+        if written_s > limit_s:
+            raise EngineFailed(
+                f"KV has been written for {written_s:.0f} s to blocks that were given up"
+            )
 
     def check_open(self) -> None:
         """Raises Unavailable if nothing may begin here."""

@@ -33,7 +33,7 @@ class Options(NamedTuple):
     held: PrefixHits
     costs: Costs
     order: Sequence[int]
-    """Places of the cheapest: as many as are told of."""
+    """Indices of the cheapest candidates, as many as are reported."""
 
     @classmethod
     def of(
@@ -53,7 +53,7 @@ class Options(NamedTuple):
         return self.order[0]
 
     def ranked(self, first: int) -> list[int]:
-        """The place of the one that was chosen, then the cheapest: as many as are told of."""
+        """Indices: the chosen candidate, then the cheapest, as many as are reported."""
         order = list(self.order)
         if order[0] == first:
             return order
@@ -62,7 +62,7 @@ class Options(NamedTuple):
 
 
 class _Told(NamedTuple):
-    """What is known of some candidates, a number each: the first's may be corrected."""
+    """Estimates for some candidates, one number each; the first candidate's may be corrected."""
 
     costs: Numbers
     terms: Numbers | None
@@ -174,7 +174,7 @@ class Answers:
         )
 
     def alone(self, asked: Question, replica: ReplicaView, source: Holding | None) -> Considered:
-        """What is known of the replica that computes the prompt, without the alternatives."""
+        """The estimate for the replica that computes the prompt, without alternatives."""
         pool = asked.view.prefill if replica.info.role is Role.PREFILL else asked.view.decode
         one = pool.at(np.array([replica.place]))
         options = asked.options(one, self._policy)
@@ -203,7 +203,8 @@ class Answers:
         told = self._told(asked, options, ranked)
         num_held, wait_s, work_s, fetch_s = told.num_held, told.wait_s, told.work_s, told.fetch_s
         every = options.replicas.known(ranked)
-        # Of the first it is known whom it asks: the nearest of those that have much of the prompt.
+        # For the first candidate it is known from whom it fetches: the nearest of those with much
+        # of the prompt.
         first, num_first = every[0], int(options.held.tokens[ranked[0]])
         fetch_s[0] = 0.0 if source is None else _fetch_s(asked, source, first.info, num_first)
         num_held[0] = num_first if source is None else max(num_first, source.num_tokens)
@@ -224,7 +225,7 @@ class Answers:
         )
 
     def _told(self, asked: Question, options: Options, ranked: Sequence[int]) -> _Told:
-        """What is known of the candidates at these places."""
+        """Estimates for the candidates at these indices."""
         costs, held, found = options.costs, options.held, options.costs.least
         terms: Numbers | None
         if found is not None and len(ranked) == len(found.order) and ranked[0] == found.order[0]:

@@ -28,12 +28,12 @@ class TypicalOutput:
         self._num_heard = 0
         self._num_tokens = FIRST_OUTPUT
 
-    def hear(self, num_tokens: int) -> None:
+    def observe(self, num_tokens: int) -> None:
         self._num_heard += 1
         self._num_tokens += (num_tokens - self._num_tokens) * max(WEIGHT, 1.0 / self._num_heard)
 
     def of(self, request: PlacementRequest) -> float:
-        """What is to be expected of it; at least one."""
+        """Expected output tokens of the request; at least one."""
         most = self._num_tokens if request.max_output is None else float(request.max_output)
         return max(min(self._num_tokens, most), 1.0)
 

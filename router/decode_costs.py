@@ -1,14 +1,14 @@
-"""What decoding a request would cost on each replica, in seconds, and where it would cost least.
+"""The cost of decoding a request on each replica, in seconds, and the choice of the least.
 
     cost = queued + silent + decode + harm + blocks + lacks + late
 
-    queued    until the replica has computed what waits there, for any gateway, at its own speed
+    queued    until the replica has computed what is queued there, of any gateway, at its own speed
     silent    the replica has work and should have reported: as long as it has been overdue
     decode    the request's own tokens: expected output x a step with it in, by its own step times
-    harm      the requests that decode there wait longer in each of these steps, all of them
-    blocks    where its free blocks lack room for prompt and output: what it must compute again, and
+    harm      the longer steps of the requests that decode there, in all of the request's steps
+    blocks    if free blocks do not suffice for prompt and output: what it must compute again, and
               its share of the time until others have ended
-    lacks     to compute what it has not cached of the prompt, at the pool's rate, whoever does
+    lacks     to compute the uncached part of the prompt, at the pool's rate, on whatever replica
     late      for a request with an objective: by how much its tokens would be late in all, and from
               a quarter of what is allowed on all of that (`fairness/slo.py`)
 
@@ -16,7 +16,7 @@ A step of n requests takes constant + n x request + context tokens x context, ti
 recent slowness (`core/step_times.py`), so a replica that becomes slow is avoided long before it is
 dead. While no replica has measured steps, a decoding request counts as eight tokens to compute.
 
-Compiled where the library is there (`kernels/cpu/source/routing/choices.cpp`), with the same bits.
+Compiled if the library is available (`kernels/cpu/source/routing/choices.cpp`), with the same bits.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""How much of a prompt each replica has or can fetch, and how long that takes: for the policy.
+"""Estimates how much of a prompt each replica has or can fetch, and how long that takes.
 
     holder     the replica that has most of the prompt, found once a prompt
-    usable     by candidate: the tokens that it has; or those of the holder, where fetching the rest
-               is clearly cheaper than computing it (`cache/pulling.py`), over their own link
-    fetch      seconds until those are there; it is fetched while the prompt waits
+    usable     by candidate: the tokens that it has; or those of the holder, if fetching the rest is
+               clearly cheaper than computing it (`cache/pulling.py`), over their own link
+    fetch      seconds until those are there; they are fetched while the prompt waits
     handoff    seconds after the first token until the KV is where the request is decoded
 
-Both times are those measured between the two replicas lately, else between all others.
-Compiled where the library is there (`kernels/cpu/source/routing/choices.cpp`), with the same bits.
+Both times are recent measurements between the two replicas, else between all others. Compiled if
+the library is available (`kernels/cpu/source/routing/choices.cpp`), with the same bits.
 """
 
 from __future__ import annotations
@@ -120,7 +120,8 @@ def _holder(view: View, request: PlacementRequest) -> Holder | None:
 
 
 def lender_with_most(replicas: PoolView, request: PlacementRequest, least: float) -> int:
-    """The row of the pool that has most of the prompt and can lend it; -1: none has `least`."""
+    """The row of the pool with most of the prompt, among replicas that can lend it; -1 if none has
+    `least` tokens."""
     pool, draw = replicas.pool, drawn(request.request_id)
     is_away = pool.is_away | pool.is_one_of(request.lost) if request.lost else pool.is_away
     columns = pool.candidates.columns

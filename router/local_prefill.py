@@ -51,7 +51,7 @@ def why_here(request: PlacementRequest, choice: Choice, limit: int) -> str:
         return f"{request.local_because}: computed locally"
     if not len(peers):
         return "no prefill replica: computed locally"
-    # The first choice has shown that its prompt is there; events may tell of it later.
+    # The first choice has shown that its prompt is there; cache events may report it later.
     num_held = decode.num_soon_tokens if is_beside else decode.num_cached_tokens
     if is_beside:
         limit = max(limit, decode.info.layout.block_size)  # what no cache ever holds

@@ -1,10 +1,11 @@
-"""Which of the prompts that wait for others is better off at a replica that nobody waits for.
+"""Finds the prompt, among those waiting for other replicas, that gains most at an idle replica.
 
     offered   the first few of each line; of those, the ones that would wait longest otherwise
-    gain      when it would be over in its line - work here - what more work here costs who waits
+    gain      time until it would be done in its line - work here - delay of the waiting prompts
+              through additional work here
 
-Compiled where the library is there and can look into the replica's cache
-(`kernels/cpu/source/routing/offers.cpp`): the same prompt.
+Compiled if the library is available and can look into the replica's cache
+(`kernels/cpu/source/routing/offers.cpp`): it chooses the same prompt.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ class _Offered(NamedTuple):
     over_s: Numbers
     """When each would be over in its line, after those before it."""
     work_s: Numbers
-    """What it takes there."""
+    """Seconds that it takes there."""
     order: Places
     """Places of those that would wait longest first."""
 
 
 class Offers:
-    """To whoever has credit at one moment, and nobody in its own line."""
+    """Offers at one moment to replicas with credit and an empty line."""
 
     def __init__(self, candidates: Candidates, num_waiting: int, now: float) -> None:
         """`num_waiting`: prompts in line, for whomever."""
@@ -85,11 +86,11 @@ class Offers:
         return place if place < 0 else line.number(place)
 
     def best_for(self, candidate: Candidate, usable: Usable) -> Waiting | None:
-        """The prompt in another's line that gains most, with what it costs all others taken off;
-        of equals, the one before. The definition.
+        """The prompt in another line that gains most, after the costs of all others; the earlier
+        one on a tie. The definition.
 
-        More work here than there delays everybody who waits. Those that would wait longest are
-        looked up first: nobody gains more than all of its wait.
+        More work here than there delays all waiting prompts. Those that would wait longest are
+        looked up first, as no prompt can gain more than its whole wait.
         """
         offered, busy_s = self._found, candidate.busy_s(self.now)
         best, best_s = -1, busy_s
@@ -114,7 +115,7 @@ class Offers:
 
     @cached_property
     def _found(self) -> _Offered:
-        """Once, however many candidates are asked, if one is."""
+        """Computed once, if at all, however many candidates ask."""
         offered: list[Waiting] = []
         found: list[float] = []
         works: list[float] = []

@@ -25,11 +25,11 @@ class PlacementRequest:
     lost: frozenset[Epoch] = frozenset()
     """Replicas on which an earlier attempt failed."""
     near: Epoch | None = None
-    """Where another choice of the same request runs, or has run."""
+    """Replica where another choice of the same request runs, or has run."""
     session: str = ""
     """The conversation, if the caller says; empty: found by what it begins with."""
     max_output: int | None = None
-    """Tokens of output that it may still have; None: nobody says."""
+    """Most output tokens that it may still have; None if unknown."""
     due_s: float = math.inf
     """When its first token is due, by its objective; infinite: it has none."""
     itl_s: float = math.inf
@@ -42,7 +42,7 @@ class PlacementRequest:
 class Placement:
     decode: ReplicaInfo
     prompt: Prompt
-    """What is booked with the replica that computes it."""
+    """The work that is booked with the replica that computes it."""
     prefill: tuple[ReplicaAddress, ...] = ()
     """Best first. Empty: the decode replica computes the prompt itself."""
     num_prefill_tokens: int = 0
@@ -70,7 +70,7 @@ def placement_request(
     lost: frozenset[Epoch] = frozenset(),
     near: Epoch | None = None,
 ) -> PlacementRequest:
-    """What a policy is asked for `message`, of which `known` are the prompt and the output."""
+    """The policy's view of `message`; `known` are its prompt and output so far."""
     return PlacementRequest(
         request_id=message.request_id,
         num_tokens=len(known),
@@ -83,7 +83,8 @@ def placement_request(
 
 
 def _why_local(message: GenerateRequest) -> str:
-    """What only the decode replica can answer with, and only if it computes the prompt."""
+    """A wanted result that only the decode replica can return, and only if it computes the
+    prompt."""
     if message.pooling is not None:
         return "an embedding of the prompt"
     if wants_prompt_logprobs(message):

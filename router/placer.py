@@ -1,16 +1,16 @@
-"""Where a request runs: which replica decodes it, and which computes its prompt.
+"""Places requests: chooses the replica that decodes, and the one that computes the prompt.
 
-    place(request) -> Placement     it goes there now
+    place(request) -> Placement     it is sent there now
                    -> Prompt        it waits for a prefill replica that is busy (`prefill_queue.py`)
                    -> None          no decode replica has room, or it would wait and may not
-    served(...)   --> Prompt, Placement ...    of those in line, when something has changed
+    served(...)   --> Prompt, Placement ...    waiting prompts that can be sent after a change
     stranded(...) --> Prompt ...               whose replica left or does not answer: place anew
 
 The decode replica is the one where decoding costs least (`decode_costs.py`); a request that belongs
-beside another one goes there, if there is room. It computes the prompt itself if it must, or where
-that costs less than a handoff (`local_prefill.py`). Otherwise, and if there are no prefill
-replicas, the routing policy chooses. Blocks that another replica has cached count as present if
-fetching them is clearly cheaper than computing them (`pulling.py`).
+with another one goes there, if there is room. It computes the prompt itself if it must, or if that
+costs less than a handoff (`local_prefill.py`). Otherwise, and if there are no prefill replicas, the
+routing policy chooses. Blocks that another replica has cached count as present if fetching them is
+clearly cheaper than computing them (`pulling.py`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ LINE_PER_REPLICA = 4
 NumCached = Callable[[Sequence[PromptNames], Epoch], Sequence[int]]
 """How many leading tokens of each prompt a replica has."""
 LookupOf = Callable[[Epoch], Lookup | None]
-"""What compiled code needs to look prompts up in a replica's cache; None: it cannot."""
+"""Returns the arguments for compiled look-ups in a replica's cache; None if these are not
+possible."""
 NOTHING = PromptNames()
 """No prompt: replicas are looked at for what they do."""
 
@@ -60,7 +61,7 @@ class Routing:
     """A decode replica that lacks no more of a prompt computes it itself where that costs no more
     than a prefill replica that is free; 0: never."""
     pull_rates: PullRates = field(default_factory=PullRates)
-    """What fetching and computing KV cost, until that is measured."""
+    """Costs of fetching and computing KV, until they are measured."""
     name: str = DEFAULT_POLICY
     """The policy's."""
     weights: Mapping[str, float] = field(default_factory=dict)
@@ -82,12 +83,12 @@ class _InLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedPlacement:
-    """Where a request would go now, if it were asked for."""
+    """The placement that a request would get now."""
 
     decode: ReplicaView
     computes: ReplicaView
     taken: Considered
-    """What is known of the one that would compute the prompt."""
+    """The estimate for the replica that would compute it."""
     is_measured: bool
     """Whether by that replica's own step times."""
 
@@ -117,7 +118,7 @@ class Placer:
 
     def hear_output(self, num_tokens: int) -> None:
         """A request has ended after so many tokens of output."""
-        self._outputs.hear(num_tokens)
+        self._outputs.observe(num_tokens)
 
     def reroute(self, routing: Routing) -> None:
         """Go by another policy from now on. What was measured of pulls stays."""
@@ -148,8 +149,8 @@ class Placer:
         *,
         may_wait: bool = True,
     ) -> Placement | Prompt | None:
-        """Choose; nothing is booked until the caller has sent the request on its way. None, too,
-        for one that needs a prefill replica where nobody more may wait."""
+        """Choose replicas; nothing is booked until the caller has sent the request. None also for a
+        request that needs a prefill replica when no more may wait."""
         choice = choose_decode(request, view, now, self._outputs)
         if choice is None:
             return None
@@ -197,7 +198,7 @@ class Placer:
     def outlook(
         self, request: PlacementRequest, names: PromptNames, view: View, now: float
     ) -> PredictedPlacement | None:
-        """What `place` would do, as far as can be told; nothing is kept of the question."""
+        """A prediction of `place`, without any effect."""
         choice = choose_decode(request, view, now, self._outputs)
         if choice is None:
             return None

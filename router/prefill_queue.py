@@ -25,13 +25,14 @@ from baton.router.replicas.candidate import Candidate, Waiting
 from baton.router.replicas.candidates import Candidates
 
 LOOK_AGAIN_S = 0.25
-"""A candidate that nobody was better off with is offered others again when its own books have
-changed, or after so long: only those that are late have changed the others' prospects."""
+"""A candidate at which no prompt would gain is offered others again when its own state has changed,
+or after this time, because late replicas change the prospects of others only."""
 
 HeldBy = Callable[[Sequence[Prompt], Candidate], Sequence[int]]
 """How many leading tokens of each prompt a candidate has."""
 LookupAt = Callable[[Candidate], Lookup | None]
-"""What compiled code needs to look up all prompts in line there; None: it cannot."""
+"""Returns the arguments for compiled look-ups of all prompts in a line; None if these are not
+possible."""
 
 
 def nowhere(candidate: Candidate) -> Lookup | None:
@@ -133,7 +134,7 @@ class PrefillQueue:
         return len(candidate.open) + candidate.waiting.index(waiting)
 
     def foreseen_s(self, prompt: Prompt, now: float) -> float:
-        """Seconds until a prompt in line is computed, if all goes on as it stands."""
+        """Seconds until a waiting prompt is computed, if nothing changes."""
         waiting = self._waiting[prompt.number]
         return waiting.candidate.busy_s(now) + waiting.candidate.ahead_s(waiting.due_s)
 
@@ -191,6 +192,6 @@ class PrefillQueue:
 
 
 def _was_asked(candidate: Candidate, now: float) -> bool:
-    """Whether nobody was better off there, and nothing has changed since."""
+    """Whether no prompt would gain there, and nothing has changed since."""
     version, asked_s = candidate.last_offer
     return version == candidate.version and now < asked_s + LOOK_AGAIN_S

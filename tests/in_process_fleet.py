@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from tests.gateway.fleet.scripted_replica import PATIENT
+
 from baton.core.ids import ReplicaId, new_request_id
 from baton.core.messages import Receipt
 from baton.core.replicas import Role
@@ -30,6 +32,7 @@ from baton.platform.replica.replica import Replica, start_replica
 from baton.platform.security.connections import load_security
 from baton.prefill_service.worker import PrefillWorker
 from baton.proto.channels import Channels
+from baton.proto.pulse import PingTiming
 from baton.router.placer import Routing
 from baton.router.policies.cost import Cost
 
@@ -255,16 +258,18 @@ async def running_fleet(
     make_engine: EngineFactory = echo_engine,
     changes: dict[str, Any] | None = None,
     local_prefill_tokens: int = 0,
+    ping_timing: PingTiming = PATIENT,
     **admission: Any,
 ) -> AsyncIterator[Fleet]:
-    """`admission`: what `ReplicaDispatcher` is told about waiting, where it matters."""
+    """`ping_timing`: when the gateway takes a replica for silent. `admission`: what
+    `ReplicaDispatcher` is told about waiting, where it matters."""
     # Not `auto`: the same way every time, and no probes that hold blocks meanwhile.
     config = override(_by_grpc(), changes) if changes else _by_grpc()
     registry = Registry()
     dispatcher = ReplicaDispatcher(
         Routing(Cost(), local_prefill_tokens=local_prefill_tokens),
         kept_decisions=100,
-        channels=Channels(load_security(config.security)),
+        channels=Channels(load_security(config.security), ping_timing=ping_timing),
         **{"max_waiting": 100, "no_replica_grace_s": 120.0, **admission},
     )
     fleet = Fleet(config, make_engine, registry, dispatcher)

@@ -1,7 +1,7 @@
 """Lets all ranks of an engine try something, and agree on whether all succeeded.
 
-    rank 0      launches its share     | tell | waits for the device
-    rank 1      has no memory for it   | tell | raises                      as rank 0 then does, too
+    rank 0      launches its share     | exchange | waits for the device
+    rank 1      has no memory for it   | outcomes | raises                  as rank 0 then does, too
 
 A pass has all-reduces, in which a device waits for all others. If one rank fails to launch, the
 others would wait until NCCL's timeout, so ranks exchange their outcomes between hosts before any of
@@ -49,7 +49,7 @@ def collective_attempt(ranks: Ranks) -> Iterator[None]:
         yield
     except Exception as error:  # any error must be reported to the others
         own = error
-    kinds, reasons = _told(ranks, own)
+    kinds, reasons = _exchange_outcomes(ranks, own)
     if reasons:
         is_memory = FAILED not in kinds
         raise (torch.OutOfMemoryError if is_memory else RuntimeError)("; ".join(reasons)) from own
@@ -65,7 +65,7 @@ def gather_numbers(ranks: Ranks, number: int) -> list[int]:
         raise RanksApart(f"another rank is gone, or hangs: {gone}") from gone
 
 
-def _told(ranks: RankGroup, own: Exception | None) -> tuple[list[int], list[str]]:
+def _exchange_outcomes(ranks: RankGroup, own: Exception | None) -> tuple[list[int], list[str]]:
     """Each rank's outcome, and the reasons of failed ones."""
     try:
         found = ranks.gather(_words(own), WITHIN if own is None else FAILED_WITHIN)

@@ -33,10 +33,10 @@ c10d: Any = torch.distributed  # its stubs lack most of what is used here
 
 JOIN_S = 120.0
 """Seconds for all ranks to join: each starts a process, and finds its device."""
-TELL_WITHIN = timedelta(seconds=30)
+ORDER_TIMEOUT = timedelta(seconds=30)
 """The longest time of sending an order. Gloo's send ends when it is received, so a rank that does
-not `hear` in time makes the lead raise. Without the limit Gloo would sometimes wait for ever for a
-rank that has just ended."""
+not `receive_order` in time makes the lead raise. Without the limit Gloo would sometimes wait for
+ever for a rank that has just ended."""
 UNLIMITED = timedelta(days=365)
 """The wait for the next pass is unlimited; a dead rank is noticed by its connection."""
 FOR_EVER = timedelta(0)
@@ -171,12 +171,12 @@ class RankGroup:
         self._control.allgather([found], [own]).wait(within)
         return [each.tolist() for each in found]
 
-    def tell(self, words: array[int]) -> None:
+    def send_order(self, words: array[int]) -> None:
         """Send an order to all other ranks; only called by the lead."""
-        self.broadcast_(torch.tensor([len(words)]), TELL_WITHIN)
-        self.broadcast_(torch.frombuffer(words, dtype=torch.int64), TELL_WITHIN)
+        self.broadcast_(torch.tensor([len(words)]), ORDER_TIMEOUT)
+        self.broadcast_(torch.frombuffer(words, dtype=torch.int64), ORDER_TIMEOUT)
 
-    def hear(self) -> Sequence[int]:
+    def receive_order(self) -> Sequence[int]:
         """The lead's next order; blocks."""
         (count,) = self.broadcast_(torch.zeros(1, dtype=torch.int64)).tolist()
         words: list[int] = self.broadcast_(torch.empty(count, dtype=torch.int64)).tolist()

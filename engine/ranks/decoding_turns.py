@@ -17,10 +17,10 @@ from torch import Tensor
 from baton.engine.batch.batch import Chunk
 from baton.engine.batch.decoding import Decoding
 from baton.engine.mesh.orders import BeginDecoding, Pass, Turn, decoding_words, turn_words
-from baton.engine.mesh.ranks import FOR_EVER, TELL_WITHIN, RankGroup
+from baton.engine.mesh.ranks import FOR_EVER, ORDER_TIMEOUT, RankGroup
 
 
-class ToldDecoding:
+class AnnouncedDecoding:
     """The turns of a decoding that the lead has announced."""
 
     def __init__(self, decoding: Decoding, ranks: RankGroup) -> None:
@@ -29,26 +29,26 @@ class ToldDecoding:
         self._turn = decoding.turn
         self._num_blocks = [len(table) for table in decoding.tables]
         """Number of blocks of each row that the other ranks know."""
-        ranks.tell(decoding_words(decoding))
+        ranks.send_order(decoding_words(decoding))
 
     def is_before(self, chunks: Sequence[Chunk]) -> bool:
         """Whether `chunks` are the turn after the last announced one."""
         return chunks is self._decoding and self._decoding.turn == self._turn + 1
 
-    def tell_next(self) -> None:
+    def announce_next(self) -> None:
         decoding, tables = self._decoding, self._decoding.tables
         grown = [(row, tables[row][self._num_blocks[row] :]) for row in decoding.grown]
         drawn = decoding.drawn
-        self._ranks.tell(turn_words(() if drawn is not None else decoding.tokens, grown))
+        self._ranks.send_order(turn_words(() if drawn is not None else decoding.tokens, grown))
         if drawn is not None:
             # On a device, a time limit would make the host wait for the previous pass.
-            self._ranks.broadcast_(drawn, FOR_EVER if drawn.is_cuda else TELL_WITHIN)
+            self._ranks.broadcast_(drawn, FOR_EVER if drawn.is_cuda else ORDER_TIMEOUT)
         for row, blocks in grown:
             self._num_blocks[row] += len(blocks)
         self._turn = decoding.turn
 
 
-class HeardPasses:
+class ReceivedPasses:
     """The chunks of each announced pass, on another rank."""
 
     def __init__(self, ranks: RankGroup, device: torch.device) -> None:

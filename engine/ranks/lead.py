@@ -1,7 +1,7 @@
 """Passes of several ranks: the lead sends orders, the others follow.
 
-    lead        tell(pass) | its share of the pass | tell(head), hidden | its share of the logits
-    others      hear       | theirs                | hear               | theirs
+    lead        send pass     | its share of the pass | send head, hidden | its share of the logits
+    others      receive order | theirs                | receive order     | theirs
 
 A captured pass includes the head, without an order of its own. While the same requests decode, each
 further order holds only what is new (`baton.engine.ranks.decoding_turns`). All-reduces keep the
@@ -39,7 +39,7 @@ from baton.engine.mesh.orders import (
 )
 from baton.engine.mesh.ranks import RankGroup
 from baton.engine.passes.runner import ModelRunner
-from baton.engine.ranks.decoding_turns import HeardPasses, ToldDecoding
+from baton.engine.ranks.decoding_turns import AnnouncedDecoding, ReceivedPasses
 from baton.engine.ranks.pipeline import StageRunner
 from baton.engine.ranks.sharded_cache import ShardedCache
 from baton.engine.sharding.expert_balancer import ExpertBalancer, added_up
@@ -61,7 +61,7 @@ class LeadRunner:
         self._ranks = ranks
         self._tapped: tuple[int, ...] = ()
         """Layers that the other ranks tap now."""
-        self._told: ToldDecoding | None = None
+        self._announced: AnnouncedDecoding | None = None
         """The last announced decoding."""
 
     @property
@@ -74,27 +74,27 @@ class LeadRunner:
         return self._ranks.size
 
     def forward(self, chunks: Sequence[Chunk], on_layer: OnLayer = ignore_layer) -> Tensor:
-        self._tell_taps()
+        self._send_taps()
         if self.balancer is not None:
             self.balancer.turn()
         self.cache.settle()
-        self._tell_pass(chunks)
+        self._send_pass(chunks)
         return self._own.forward(chunks, on_layer)
 
-    def _tell_pass(self, chunks: Sequence[Chunk]) -> None:
-        told = self._told
-        if told is not None and told.is_before(chunks):
-            told.tell_next()
+    def _send_pass(self, chunks: Sequence[Chunk]) -> None:
+        announced = self._announced
+        if announced is not None and announced.is_before(chunks):
+            announced.announce_next()
         elif isinstance(chunks, Decoding):
-            self._told = ToldDecoding(chunks, self._ranks)
+            self._announced = AnnouncedDecoding(chunks, self._ranks)
         else:
-            self._ranks.tell(pass_words(chunks))
+            self._ranks.send_order(pass_words(chunks))
 
-    def _tell_taps(self) -> None:
+    def _send_taps(self) -> None:
         """Send the tapped layers to the others if they have changed."""
         if self._own.needs_others_to_tap and self._tapped != self._own.tapped:
             self._tapped = self._own.tapped
-            self._ranks.tell(tap_words(self._tapped))
+            self._ranks.send_order(tap_words(self._tapped))
 
     def logits(self, hidden: Tensor) -> Tensor:
         graphs = self._own.graphs
@@ -104,7 +104,7 @@ class LeadRunner:
             return self._own.logits(hidden)
         if isinstance(self._own, StageRunner) and (made := self._own.made_of(hidden)) is not None:
             return made
-        self._ranks.tell(head_words(hidden.shape))
+        self._ranks.send_order(head_words(hidden.shape))
         return self._own.logits(self._ranks.broadcast_(hidden.contiguous()))
 
     def screened_tokens(self, hidden: Tensor, draws: Draws | None = None) -> ScreenedTokens | None:
@@ -112,20 +112,20 @@ class LeadRunner:
 
     def expect(self, max_tokens: int) -> None:
         """Announce a pass with other engines, none of which has more than `max_tokens`."""
-        self._ranks.tell(expect_words(max_tokens))
+        self._ranks.send_order(expect_words(max_tokens))
         self._own.expect(max_tokens)
 
     def join(self) -> None:
         """Compute experts for a pass of other engines."""
         if self.balancer is not None:
             self.balancer.turn()
-        self._ranks.tell(join_words())
+        self._ranks.send_order(join_words())
         self._own.join()
 
     def close(self) -> None:
         """Release the other ranks."""
         try:
-            self._ranks.tell(stop_words())
+            self._ranks.send_order(stop_words())
         finally:
             self.cache.close_lines()
 
@@ -135,9 +135,9 @@ def follow(own: ModelRunner) -> None:
     ranks = own.groups.engine
     assert isinstance(ranks, RankGroup), "there is no lead to follow"
     dtype: torch.dtype = getattr(torch, own.info.dtype)
-    passes = HeardPasses(ranks, own.cache.device)
+    passes = ReceivedPasses(ranks, own.cache.device)
     while True:
-        match read_order(ranks.hear()):
+        match read_order(ranks.receive_order()):
             case Pass() | BeginDecoding() | Turn() as order:
                 own.forward(passes.chunks_of(order))
             case Head(shape):

@@ -30,8 +30,8 @@ from baton.kernels.paging.checksum import WORD_BYTES
 CHECKSUMS, WRITE_ROWS = "checksums", "write_rows"
 """The kinds of questions to ranks."""
 SLOW_WRITE_S = 20.0
-"""Seconds after which the log names the ranks that are still writing, and the interval of
-repetition. A rank that hangs counts as gone after `WRITE_S`."""
+"""Seconds after which the log names ranks that still write, again and again. A replica of which one
+hangs is replaced (`ReplicaCore.check_health`)."""
 
 log = logging.getLogger(__name__)
 
@@ -117,8 +117,8 @@ class RankedRows:
         return found.numpy().tobytes()
 
     def write_rows(self, writes: Sequence[DeviceWrite], unit_bytes: int) -> list[list[int]]:
-        """See `OwnRows`. Returns, or raises TransportFailed if a rank is gone, only when no rank is
-        writing any more, however long that takes. A rank that hangs ends this process."""
+        """See `OwnRows`. Returns, or raises TransportFailed if a rank is gone, when no rank writes
+        any more: so it waits as long as that takes."""
         by_ranks = [number for number, each in enumerate(writes) if self._is_ranked(each)]
         by_lead = [number for number, each in enumerate(writes) if not self._is_ranked(each)]
         bad: list[list[int]] = [[] for _ in writes]

@@ -87,7 +87,7 @@ class ExpertBalancer:
 
     def _tell(self, words: array[int]) -> None:
         if isinstance(self._groups.engine, RankGroup):
-            self._groups.engine.tell(words)
+            self._groups.engine.send_order(words)
 
 
 def added_up(words: array[int], ranks: Ranks) -> array[int]:

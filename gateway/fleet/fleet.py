@@ -109,7 +109,7 @@ class Fleet:
         self._on_change()
 
     def _learn(self, epoch: Epoch, is_all: bool) -> None:
-        self.warm_up.hear(epoch, is_all=is_all)
+        self.warm_up.observe(epoch, is_all=is_all)
 
     def _meet(self, info: ReplicaInfo) -> bool:
         """Connect to a replica; return whether that worked. A failure does not affect the
@@ -138,10 +138,10 @@ class Fleet:
                 self.links.ask(link)  # its stream may be new
             else:
                 self.warm_up.lose(epoch)
-            self.commands.hear(epoch, link.capacity_report)
+            self.commands.observe(epoch, link.capacity_report)
             if link.is_connected and replica is not None and not replica.is_connected:
                 self.warm_up.go_on()
-            self.loads.hear(epoch)
+            self.loads.observe(epoch)
         self._on_change()
 
     def _hear_again(self, epoch: Epoch) -> None:
@@ -156,7 +156,7 @@ class Fleet:
     async def _forget(self, epoch: Epoch) -> None:
         """Place nothing there any more. Requests on its stream may finish."""
         await self.links.close_watch(epoch)
-        self.warm_up.hear(epoch, is_all=True)
+        self.warm_up.observe(epoch, is_all=True)
         self.index.forget(epoch)
         self.commands.forget(epoch)
         await self.links.close_prefill(epoch)
@@ -236,7 +236,7 @@ class Fleet:
     def _hear_of_starts(self, starting: tuple[StartingReplica, ...]) -> None:
         known = {one.replica_id for one in self.starting if one.failure}
         failed = [one for one in starting if one.failure and one.replica_id not in known]
-        self.failed_starts.hear(failed, self.starting or starting)
+        self.failed_starts.observe(failed, self.starting or starting)
         self.starting = starting
         if self.links.has_met_decode:  # before, `baton serve` itself says so
             for one in failed:

@@ -93,7 +93,7 @@ class ReplicaLoads:
         if epoch in self.pool(role):
             self.pool(role).leave(epoch)
 
-    def hear(self, epoch: Epoch) -> None:
+    def observe(self, epoch: Epoch) -> None:
         """Take in a change of a replica, or of the stream to it."""
         link, replica = self._links.get(epoch), self.replica(epoch)
         if link is not None and replica is not None:
@@ -124,7 +124,7 @@ class ReplicaLoads:
         """Learn from the receipt of one attempt, which sets the speed of replicas that have
         measured none. `pair`: lender and taker of a pull; `handed_off`: prefill and decode replica
         of a handoff."""
-        self.meter.hear(receipt, pair, self._clock(), handed_off)
+        self.meter.observe(receipt, pair, self._clock(), handed_off)
         rate = self.meter.rates.tokens_per_s
         if not isclose(rate, self._told_rate, rel_tol=NEWS_OF_RATE):
             self._told_rate = rate
@@ -211,7 +211,7 @@ class ReplicaLoads:
         num_running = 0
         if isinstance(link, DecodeLink):
             num_running = max(told.num_running, link.num_open)
-        candidate.hear(told.num_queued_tokens, num_running, self._clock())
+        candidate.observe(told.num_queued_tokens, num_running, self._clock())
 
     def _await_prompts(self, epoch: Epoch, candidate: Candidate) -> None:
         link = self._links.prefill.get(epoch)

@@ -31,7 +31,7 @@ class GivingUp:
 
     @property
     def address(self) -> int:
-        """Address of an int32, which is 0 until it is set."""
+        """The address of an int32, which is 0 until it is set."""
         return ctypes.addressof(self._word)
 
     @property

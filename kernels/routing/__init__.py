@@ -1,1 +1,1 @@
-"""What a router computes of all its replicas for one prompt: no tensors, and no torch."""
+"""Computations of a router over all its replicas for one prompt: without tensors or torch."""

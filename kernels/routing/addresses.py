@@ -12,8 +12,8 @@ _of, _first = ctypes.addressof, ctypes.c_char.from_buffer
 
 
 def address(numbers: Writable) -> int:
-    """An array's own word of its address takes longer than most calls. It holds for as long as the
-    array is there."""
+    """The address of an array, valid as long as the array. The array's own attribute takes longer
+    than most calls."""
     return _of(_first(numbers))
 
 
@@ -23,6 +23,6 @@ _bytes_at = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)(
 
 
 def bytes_address(packed: bytes) -> int:
-    """The address of bytes, which holds for as long as they are there."""
+    """The address of bytes, valid as long as they are."""
     found: int = _bytes_at(packed)
     return found

@@ -1,4 +1,4 @@
-"""The calls of source/routing/choices.cpp. The interpreter waits meanwhile."""
+"""Calls source/routing/choices.cpp, holding the GIL."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ def least(
     draw: int,
     num: int,
 ) -> array.array[int]:
-    """Places of the least `num` of the costs, the least first; equals by `draws[rows]` and `draw`.
+    """Indices of the least `num` costs, the least first; ties are broken by `draws[rows]` and
+    `draw`.
 
-    `draws`: their address. `rows`: None, if a place is its row.
+    `draws`: their address. `rows`: the row of each index; None: they are equal.
     """
     num_costs = len(costs)
     num_found = min(num, num_costs)
@@ -50,9 +51,9 @@ class Decoders(NamedTuple):
     columns: Rows
     facts: Rows
     cached: Writable
-    """By row: leading tokens of the prompt that each has,"""
+    """By row: leading tokens of the prompt in the replica's cache."""
     expected: Writable
-    """and that are on their way there."""
+    """By row: leading tokens of the prompt that it is about to receive."""
     draws: int
     """Address of their draws, by row."""
     places: Writable | None
@@ -62,9 +63,9 @@ class Decoders(NamedTuple):
 def least_to_decode(
     library: ctypes.CDLL, asked: Sequence[float], decoders: Decoders, draw: int, out: Writable
 ) -> array.array[int]:
-    """Places of those where decoding a request costs least, the least first; equals by `draws` and
-    `draw`. `out`: [term, found], their sum, and last the tokens of the prompt that each has or will
-    have."""
+    """Indices of the replicas where decoding a request costs least, the least first; ties are
+    broken by `draws` and `draw`. `out`: [term, index], their sum, and last the tokens of the prompt
+    that each has or will have."""
     columns, facts, cached, expected, draws, places = decoders
     num = columns.num if places is None else len(places)
     num_found = len(out[0])
@@ -87,8 +88,8 @@ def most_of(
     draw: int,
     least: float,
 ) -> int:
-    """The row of a pool that has most of a prompt, of those that can lend it; equals by draw. -1:
-    no row has `least` tokens.
+    """The row of the pool's replica with most of a prompt, among those that can lend it; ties are
+    broken by draw. -1 if none has `least` tokens.
 
     `can_lend`: whether each is connected, and whether it is away. `draws`: their address.
     """
@@ -101,7 +102,7 @@ def most_of(
 
 
 def fetches(library: ctypes.CDLL, lender: Sequence[float], tokens: Writable, out: Writable) -> int:
-    """For how many of the replicas that have so many tokens of a prompt fetching the rest pays.
+    """The number of replicas, with these tokens of a prompt, for which fetching the rest pays.
     `out`: [usable tokens, seconds to fetch them; by replica]."""
     num_paid: int = _calls(library).fetches(
         _LENDER.pack(*lender), address(tokens), len(tokens), address(out)

@@ -1,4 +1,4 @@
-"""The call of source/routing/cost_terms.cpp. The interpreter waits meanwhile."""
+"""Calls source/routing/cost_terms.cpp, holding the GIL."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ _ASKED = Struct("23d")
 
 
 class Rows(NamedTuple):
-    """Address of the columns of all replicas, how far apart they are, and how many rows are
-    used."""
+    """Address, stride and number of used rows of the columns of all replicas."""
 
     address: int
     stride: int
@@ -45,20 +44,20 @@ class Replicas(NamedTuple):
     held: Writable
     """Leading prompt tokens that each candidate need not compute."""
     fetch_s: Writable | None
-    """Seconds to fetch those of them that it lacks; None: all are there."""
+    """Seconds to fetch the missing ones of those; None: none are missing."""
     handoff_s: Writable | None
     """Seconds from the first token until the KV is where it is decoded; None: 0."""
 
 
 class Least(NamedTuple):
-    """Where the least costs, and what of it, are to be written."""
+    """Where the least costs and their terms are written."""
 
     draws: int
-    """Address of the draws by row that settle equals,"""
+    """Address of the draws by row, for ties."""
     draw: int
-    """with the prompt's."""
+    """The draw of the prompt."""
     told: Writable
-    """[term, found], with two rows more: tokens that each need not compute, seconds to fetch."""
+    """[term, index], and two rows more: tokens that each need not compute, seconds to fetch."""
 
 
 def cost_terms(
@@ -69,8 +68,8 @@ def cost_terms(
     out: Writable,
     least: Least,
 ) -> array.array[int]:
-    """Places of the candidates where it costs least, the least first: as many as are told of.
-    `ends_and_sums`: empty, if all tokens are charged."""
+    """Indices of the candidates with the least cost, the least first, as many as are reported.
+    `ends_and_sums`: empty if all tokens are charged."""
     charged = array.array("d", ends_and_sums)
     num_found = len(least.told[0])
     found = array.array("q", bytes(8 * num_found))

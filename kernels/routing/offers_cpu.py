@@ -1,4 +1,4 @@
-"""The call of source/routing/offers.cpp. The interpreter waits meanwhile."""
+"""Calls source/routing/offers.cpp, holding the GIL."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ADDRESS, _NUM, _BYTES, _SLOT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p
 
 
 class Offered(NamedTuple):
-    """The prompts that wait, and for whom."""
+    """The waiting prompts, and their replicas."""
 
     columns: Rows
     """The columns of all replicas."""
@@ -25,17 +25,17 @@ class Offered(NamedTuple):
     num: int
     line: InLine
     facts: Rows
-    """What does not change of those who wait."""
+    """The constant facts of the waiting prompts."""
     max_offered: int
-    """So many are offered of each line,"""
+    """Most prompts of each line that are considered."""
     max_looked_at: int
-    """and of those so many looked up."""
+    """Most of those that are looked up."""
 
 
 def best_offer(
     library: ctypes.CDLL, taker: Sequence[float], offered: Offered, blocks: tuple[int, int]
 ) -> int:
-    """The place in the line's columns of the prompt that gains most by going to the taker; -1: none
+    """The column in the line of the prompt that gains most by moving to the taker; -1 if none
     gains. `blocks`: the holder table's address, and the taker's slot."""
     columns, places, num, line, facts, max_offered, max_looked_at = offered
     place: int = _call(library)(

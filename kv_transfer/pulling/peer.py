@@ -174,7 +174,7 @@ class PeerClient:
         call = stub.Pull(pull_to_proto(request, peer.epoch), timeout=self._timeout_s)
         try:
             async for event in call:
-                pulse.hear()
+                pulse.received()
                 match event.WhichOneof("event"):
                     case "offered":
                         yield offered_from_proto(event.offered)

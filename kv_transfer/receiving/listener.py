@@ -13,7 +13,7 @@ class Listener(Protocol):
     def listening(self) -> AbstractContextManager[None]:
         """Within it the source is awaited: one of the transfer's streams, or a piece's bytes."""
 
-    def hear(self, num_bytes: int = 0, transport: str = "") -> None:
+    def observe(self, num_bytes: int = 0, transport: str = "") -> None:
         """So many bytes of a piece have come by this way, which are yet to be verified; 0: it was
         announced, and its bytes are yet to come."""
 
@@ -22,7 +22,7 @@ class _Nobody:
     def listening(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def hear(self, num_bytes: int = 0, transport: str = "") -> None:
+    def observe(self, num_bytes: int = 0, transport: str = "") -> None:
         pass
 
 
@@ -39,5 +39,5 @@ async def listened(
         if piece is None:
             return
         # Of bytes that are yet to come, its writer tells.
-        listener.hear(0 if piece.executor is not None else piece.num_bytes, piece.transport)
+        listener.observe(0 if piece.executor is not None else piece.num_bytes, piece.transport)
         yield piece

@@ -64,6 +64,20 @@ def place_together(fills: Sequence[Fill]) -> dict[Fill, list[Unit]]:
     return bad
 
 
+def erase(fill: Fill) -> None:
+    """Zeros where the fill's blocks were written and are not to be trusted after all: attention
+    reads unused slots, which must be finite."""
+    size = fill.placement.arriving.layer_block_bytes
+    if fill.placement.is_direct and fill.is_in_memory:
+        for target in _targets(fill):
+            target[:] = bytes(size)
+        return
+    zeros = memoryview(bytes(size))
+    for each in fill.by_plane():
+        for block in fill.blocks:
+            _regroup(each, block, zeros)
+
+
 def _place_directly(fills: Sequence[Fill], unit_bytes: int) -> dict[Fill, list[Unit]]:
     copies = [(fill.views(fill.blocks), _targets(fill)) for fill in fills]
     if any(isinstance(views, ArrivingBlocks) for views, _ in copies):

@@ -42,6 +42,9 @@ class AbortReason(StrEnum):
 
 
 AbortListener = Callable[[TransferId, str], None]
+MAX_LOOK_S = 1.0
+"""Most seconds that count from one look at quarantined blocks to the next: those for which this
+process stood still are no fault of a write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +58,14 @@ class ReceiverConfig:
     def __post_init__(self) -> None:
         if not 0 < self.max_leased_fraction <= 1:
             raise ValueError(f"max_leased_fraction must be in (0, 1]: {self.max_leased_fraction}")
+
+
+@dataclass(slots=True, eq=False)
+class _Quarantined:
+    """A lease that was given up, and that something still writes to."""
+
+    filling: Filling
+    seconds: float = 0.0
 
 
 class Receiver:
@@ -76,7 +87,8 @@ class Receiver:
         self._may_reserve = may_reserve
         self._config = config or ReceiverConfig()
         self._leases: dict[TransferId, Filling] = {}  # oldest first
-        self._quarantined: dict[TransferId, Filling] = {}
+        self._quarantined: dict[TransferId, _Quarantined] = {}
+        self._looked_at: float | None = None
         self._recent = RecentOutcomes(self._config.max_remembered)
 
     @property
@@ -86,14 +98,24 @@ class Receiver:
 
     def lease_ages(self, now: float) -> tuple[float, ...]:
         """Seconds, of each transfer that holds blocks. For any thread."""
-        fillings = (*self._leases.values(), *self._quarantined.values())
-        return tuple(now - filling.began_at for filling in fillings)
+        return tuple(now - filling.began_at for filling in self._fillings)
 
     @property
     def num_leased_blocks(self) -> int:
         """Blocks that leases took from the pool; shared prefixes do not count."""
-        layout, fillings = self._pool.layout, (*self._leases.values(), *self._quarantined.values())
-        return sum(_num_fresh(filling.reservation, layout) for filling in fillings)
+        layout = self._pool.layout
+        return sum(_num_fresh(filling.reservation, layout) for filling in self._fillings)
+
+    @property
+    def longest_quarantine_s(self) -> float:
+        """Seconds for which something has been writing to blocks that were given up. Until it ends
+        they can be nobody else's. For any thread."""
+        return max([each.seconds for each in [*self._quarantined.values()]], default=0.0)
+
+    @property
+    def _fillings(self) -> tuple[Filling, ...]:
+        """The fillings of all transfers that hold blocks."""
+        return (*self._leases.values(), *[each.filling for each in [*self._quarantined.values()]])
 
     def state(self, transfer_id: TransferId) -> ReceiverState | None:
         filling = self._leases.get(transfer_id)
@@ -223,7 +245,7 @@ class Receiver:
             self._pool.release(lease)
         else:
             self._pool.hand_over(lease, _holder(HolderKind.QUARANTINE, transfer_id))
-            self._quarantined[transfer_id] = filling
+            self._quarantined[transfer_id] = _Quarantined(filling)
         self._remember(filling, Outcome.ABORTED, reason, kept)
         self.counters.num_aborted[reason] += 1
         for listener in self.on_aborted:
@@ -236,8 +258,8 @@ class Receiver:
 
     def end_quarantine(self) -> None:
         """Give back the blocks of aborted leases that nothing writes to any more."""
-        for transfer_id, filling in list(self._quarantined.items()):
-            if filling.is_released:
+        for transfer_id, quarantined in list(self._quarantined.items()):
+            if quarantined.filling.is_released:
                 self._pool.release(_holder(HolderKind.QUARANTINE, transfer_id))
                 del self._quarantined[transfer_id]
 
@@ -263,6 +285,10 @@ class Receiver:
         for transfer_id in expired:
             self.abort(transfer_id, AbortReason.EXPIRED)
         self.end_quarantine()
+        elapsed_s = 0.0 if self._looked_at is None else min(now - self._looked_at, MAX_LOOK_S)
+        self._looked_at = now
+        for quarantined in self._quarantined.values():
+            quarantined.seconds += elapsed_s
         return expired
 
     def _keep(self, lease: Holder, filling: Filling, *, has_failed: bool) -> range:

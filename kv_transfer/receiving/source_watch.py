@@ -96,7 +96,7 @@ class SourceWatch:
         finally:
             self._num_awaited -= 1
 
-    def hear(self, num_bytes: int = 0, transport: str = "") -> None:
+    def observe(self, num_bytes: int = 0, transport: str = "") -> None:
         """News have come; of a piece, its bytes and the way they took."""
         self._longest_s = max(self._longest_s, self._silent_s)
         self._silent_s = 0.0
@@ -111,12 +111,12 @@ class SourceWatch:
         """Its pieces are asked for from now on, and its silence counts if it tells progress."""
         self._first_at = self._loop.time()
         self._is_armed |= tells_progress
-        self.hear()
+        self.observe()
 
     def progressed(self) -> None:
         """Note that the source has told of progress: from now on its silence counts."""
         self._is_armed = True
-        self.hear()
+        self.observe()
 
     def may_be_computed(self, left: Callable[[], MissingKv]) -> None:
         """What is asked for is nothing that the source has yet to compute: from now on it is waited

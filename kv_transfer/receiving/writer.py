@@ -30,7 +30,7 @@ from baton.core.errors import CorruptPiece, TransferCut
 from baton.kv_transfer.handoff.messages import KvPiece
 from baton.kv_transfer.receiving.filling import Fill, Filling
 from baton.kv_transfer.receiving.listener import Listener
-from baton.kv_transfer.receiving.placing import Unit, place_together
+from baton.kv_transfer.receiving.placing import Unit, erase, place_together
 
 AWAITED_BYTES = 64 << 20
 """A thread that awaits the pieces of one stream lets others have their turn after so many."""
@@ -183,7 +183,7 @@ class Writer:
     def _has_come(self, piece: KvPiece, num_bytes: int) -> None:
         """None of its bytes, where the stream has broken."""
         if num_bytes:
-            self._listener.hear(num_bytes, piece.transport)
+            self._listener.observe(num_bytes, piece.transport)
         self._num_unwritten -= 1
         self._num_unwritten_bytes -= _num_held(piece)
         self._changed.set()
@@ -271,11 +271,12 @@ class Writer:
                 yield from parts
 
     def _agree(self, fills: Iterable[Fill]) -> None:
-        try:
-            for fill in fills:
+        for fill in fills:
+            try:
                 self._filling.agree(fill)
-        except CorruptPiece as error:
-            self._put_down(error)
+            except CorruptPiece as error:
+                erase(fill)
+                self._put_down(error)
 
     def _refuse(self, fill: Fill, bad: Sequence[Unit]) -> None:
         try:

@@ -96,7 +96,8 @@ class HealthConfig(ConfigNode, frozen=True, kw_only=True):
     check_period_s: Seconds = 1.0
     """Seconds between health checks of a replica."""
     stuck_after_s: Seconds = 120.0
-    """Seconds after which an engine step counts as hung, and the replica is replaced."""
+    """Seconds after which an engine step counts as hung, or a write of KV that nobody waits for any
+    more, and the replica is replaced."""
     drain_s: Seconds = 30.0
     """Seconds that a replica may finish its requests before it ends."""
 

@@ -61,8 +61,9 @@ def show(
             "Shares over 100%: a cache keeps some of what a step reads, or memory was faster then "
             "than just before and after."
         )
-    for skipped in measured.skipped:
-        console.print(f"skipped {skipped.what}: {skipped.why}", style="dim")
+    for why in dict.fromkeys(one.why for one in measured.skipped):
+        what = ", ".join(one.what for one in measured.skipped if one.why == why)
+        console.print(f"skipped, because {why}: {what}", style="dim")
 
 
 def as_json(

@@ -139,7 +139,7 @@ def _hit_ratio(complete: Sequence[Outcome]) -> float | None:
 
 
 def _possible_hit_ratio(complete: Sequence[Outcome]) -> float:
-    """What begins a prompt and began an earlier one, of all tokens."""
+    """The share of tokens in prefixes that an earlier prompt had."""
     longest: dict[tuple[int, int], int] = {}
     num_tokens = num_seen = 0
     for outcome in complete:

@@ -1,8 +1,8 @@
-"""What is to be sent, and when: every load is chains of requests, each begun at its time.
+"""A schedule of requests: every load is a set of chains of requests, each begun at its time.
 
 open loop      chains of one request; a chain begins when its request is due
 sessions       a chain is a session; its next turn is due gap_s after the answer before it
-concurrency    at most so many chains at once: those that are due wait for one to end
+concurrency    a limit of chains at a time: due ones wait for one to end
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NUM_REQUESTS = 200
 
 
 class Source(IntEnum):
-    """What the key of a segment counts: equal keys of different sources are different tokens."""
+    """The namespace of a segment's key: equal keys of different sources are different tokens."""
 
     HASH_ID = 0
     REQUEST = 1
@@ -186,7 +186,8 @@ def _trace_chains(trace: Trace, time_scale: float) -> Iterator[Chain]:
 def _planned(
     request: TraceRequest, index: int, block_size: int | None, unhashed: Segment
 ) -> PlannedRequest:
-    """What no hash id covers is the request's own, or the longer beginning of its session's."""
+    """Tokens that no hash id covers are the request's own, or the longer beginning of its
+    session's."""
     segments: list[Segment] = []
     left = request.input_length
     for hash_id in request.hash_ids:

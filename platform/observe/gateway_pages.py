@@ -91,7 +91,10 @@ class GatewayPages:
             return f"{self.url!r} is no address of a gateway; --url wants http://host:port"
         is_foreign = isinstance(error, HTTPException)
         reason = "it does not speak HTTP" if is_foreign else getattr(error, "reason", error)
-        return f"no gateway at {self.url}: {reason}; give its address with --url"
+        return (
+            f"no gateway at {self.url}: {reason}; start one with `baton serve`, or give its "
+            "address with --url"
+        )
 
 
 def gateway_url(config: GatewayConfig, host: str, port: int) -> str:

@@ -193,7 +193,7 @@ def _alone_s(load: Load, model: ReplicaModel, promise: Promise) -> float:
 
 
 def prefill_with(load: Load, model: ReplicaModel, promise: Promise, num_replicas: int) -> Need:
-    """What is foreseen with so many."""
+    """The prediction for this number of replicas."""
     service = Service(model.mean_prefill_s(load), load.prompt_cv2)
     waited_s = wait_s(load.rate, service, num_replicas, promise.share)
     seconds = _alone_s(load, model, promise) + waited_s
@@ -223,7 +223,7 @@ def decode_need(load: Load, model: ReplicaModel, promise: Promise) -> Need:
 
 
 def decode_with(load: Load, model: ReplicaModel, promise: Promise, num_replicas: int) -> Need:
-    """What is foreseen with so many."""
+    """The prediction for this number of replicas."""
     limit = max_batch(load, model, promise)
     batch = batch_of(load, model, num_replicas)
     if batch == inf:

@@ -11,7 +11,7 @@ class FlipsUnderWay:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._told: dict[ReplicaId, tuple[Role, float]] = {}
-        """Replicas that were told to take a role, and until when that may take."""
+        """Replicas that were told to flip: the new role, and the time limit."""
 
     def tell(self, replica_id: ReplicaId, role: Role, flip_s: float) -> None:
         """It was told to take this role, which may take so many seconds."""

@@ -48,7 +48,7 @@ def mixed_need(load: Load, model: ReplicaModel, promise: Promise) -> tuple[Need,
 def mixed_with(
     load: Load, model: ReplicaModel, promise: Promise, num_replicas: int
 ) -> tuple[Need, Need]:
-    """What is foreseen with so many."""
+    """The predictions for these numbers of replicas."""
     passes, piece, rate = model.passes, model.max_chunk, load.rate / num_replicas
     batch = max(_batch(load, model, rate), load.num_open / num_replicas)
     steps = _steps(load, model, rate, batch) if batch < inf else 0.0

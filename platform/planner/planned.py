@@ -13,7 +13,7 @@ from baton.platform.planner.proposal import Counts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """As it is configured at the moment."""
+    """The present configuration."""
 
     rules: PlannerConfig
     wanted: Counts
@@ -59,5 +59,6 @@ class Planned:
         return not any(self.wanted.values())
 
     def least(self, role: Role) -> int:
-        """Replicas that Serve is told to start in this role at least, but for pools that sleep."""
+        """The least number of replicas that Serve is given for this role, unless its pool
+        sleeps."""
         return int(role is Role.DECODE or self.has_prefill)

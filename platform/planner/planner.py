@@ -79,10 +79,10 @@ class Planner:
         self._watch = TrafficWatch(self.clock)
         self.metrics = PlannerMetrics(self.wall_clock())
 
-    def hear(self, gateway: Epoch, report: TrafficReport) -> PlannerReply:
+    def add_report(self, gateway: Epoch, report: TrafficReport) -> PlannerReply:
         """Take a gateway's report; reports may be late, repeated or lost. One of the reporting
         gateways gets the planner's metrics."""
-        self._watch.hear(gateway, report)
+        self._watch.add_report(gateway, report)
         planned = {role.value: count for role, count in self.counts.items()}
         if gateway != self._watch.first_heard:
             return PlannerReply(planned)
@@ -93,7 +93,7 @@ class Planner:
 
     @property
     def num_heard(self) -> int:
-        """Gateways that tell it of their traffic."""
+        """Number of gateways that report their traffic."""
         return self._watch.num_heard
 
     @property

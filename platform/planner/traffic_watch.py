@@ -1,6 +1,6 @@
 """Sums the gateways' traffic reports into one observation per period.
 
-    hear(gateway, report) ...  observe(pools) -> what came since the observation before
+    add_report(gateway, report) ...  observe(pools) -> what came since the observation before
 
 Of a gateway heard for the first time, only later traffic counts. A silent gateway is left out, and
 the observation is marked incomplete; its next report covers a longer time, so only the last
@@ -43,7 +43,7 @@ class TrafficWatch:
         self._has_heard = False
         self._heard_by_gateway: dict[Epoch, _LastReport] = {}
 
-    def hear(self, gateway: Epoch, report: TrafficReport) -> None:
+    def add_report(self, gateway: Epoch, report: TrafficReport) -> None:
         """Reports may come late and twice."""
         now, known = self._clock(), self._heard_by_gateway.get(gateway)
         if known is None:
@@ -128,8 +128,8 @@ class _Sums:
     output_tokens: float = 0.0
 
     def add(self, one: _LastReport, lasted_s: float) -> None:
-        """What it told since it was counted: all of it, or the last period's share if it was silent
-        when others were counted."""
+        """Add what it reported since it was last counted: everything, or the last period's share if
+        it was silent when others were counted."""
         told_s = one.at_s - one.counted_s
         share = lasted_s / told_s if told_s > lasted_s + SILENT_S else 1.0
         for name in self.__slots__:
@@ -138,7 +138,8 @@ class _Sums:
 
     @property
     def mean_prompt(self) -> float:
-        """What had to be computed of prompts that were placed; where none was, whole prompts."""
+        """Mean number of computed tokens of prompts that were placed; if none was, of whole
+        prompts."""
         if self.num_placed:
             return self.computed_tokens / self.num_placed
         return self.arrived_tokens / self.num_arrived if self.num_arrived else 0.0

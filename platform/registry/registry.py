@@ -153,7 +153,7 @@ class Registry:
         """Returns the seconds until it is to say how much further it is."""
         if any(it.replica_id == starting.replica_id for it in self._replicas):
             return HEARTBEAT_S  # overtaken by its own heartbeat
-        return self._starting.hear(starting)
+        return self._starting.update(starting)
 
     def leave(self, epoch: Epoch, telling: int = 0) -> None:
         """A replica's farewell. Safe to repeat. `telling`: as of a heartbeat; 0: its last word."""

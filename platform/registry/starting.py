@@ -37,7 +37,7 @@ class StartingReplicas:
     def __len__(self) -> int:
         return len(self._heard)
 
-    def hear(self, starting: StartingReplica) -> float:
+    def update(self, starting: StartingReplica) -> float:
         """A new stage is news; how much of it is done is told to who asks anyway. Returns the
         seconds after which it is to say more of the same stage."""
         now, key = self._clock(), starting.replica_id

@@ -47,7 +47,7 @@ class Arrivals:
         return heappop(self._pending)
 
     def answered(self, arrival: Arrival, at_s: float) -> None:
-        """It has its whole answer, or was turned away: its session goes on."""
+        """The arrival has its whole answer, or was rejected: its session continues."""
         self._expect(at_s, arrival.following)
 
     def _expect(

@@ -26,7 +26,7 @@ class Served(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What a row of the table says."""
+    """The results in a row of the table."""
 
     num_requests: int
     mean_s: float

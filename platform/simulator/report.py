@@ -1,4 +1,4 @@
-"""What an experiment found: a table for people, a tree for programs."""
+"""Prints the results of an experiment: a table for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def goodput_of(slo: Slo, rows: Sequence[Row]) -> str:
 
 
 POLICY_WIDTH = 13
-"""Width of policy names, of which longer ones go on in a second line: a table fits into 80
+"""Width of policy names; longer ones continue in a second line, so that a table fits into 80
 columns."""
 
 

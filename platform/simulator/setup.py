@@ -1,4 +1,4 @@
-"""What is simulated: so many replicas of one kind, a load, a policy, a seed."""
+"""The setup of a simulation: a number of replicas of one kind, a load, a policy, a seed."""
 
 from __future__ import annotations
 

@@ -31,13 +31,13 @@ GIB_OF_RANK = 8
 """GiB of host memory for a rank that computes on a device: Python, torch, the driver, and pages
 under way."""
 CPUS_OF_RANK = 4
-"""Beside a device."""
+"""CPUs per rank, in addition to a device."""
 GIB_OF_HOME = 5
 """The chart's own limit of a home without a model."""
 WIDE = 16
 """Bits of a weight in files that are not quantised."""
 ROOM = 1.2
-"""What is downloaded is larger than the weights that are kept of it."""
+"""Downloads are larger than the stored weights by this factor."""
 
 
 def chart_values_of(question: Question, option: Option) -> dict[str, Any]:

@@ -20,7 +20,7 @@ SPARE = 2
 
 
 def simulated(question: Question, option: Option, num_requests: int, seed: int) -> FleetFigures:
-    """What so many requests get that arrive by chance, on the chosen replicas."""
+    """Simulated results of `num_requests` random arrivals on the chosen replicas."""
     devices = devices_of(question, option)
     setup = FleetSetup(
         num_prefill=0 if option.prefill is None else option.prefill.num_replicas,

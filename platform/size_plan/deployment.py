@@ -20,7 +20,8 @@ NUM_FITTED = 6
 
 
 def deployment_of(question: Question, option: Option) -> dict[str, Any]:
-    """What differs from the defaults; checked. Raises InvalidConfig if it could not be served."""
+    """The configuration of the option, without defaults; checked. Raises InvalidConfig if it could
+    not be served."""
     changes: dict[str, Any] = {"model": question.config.model}
     for name, pool in (("prefill", option.prefill), ("decode", option.decode)):
         if pool is None:

@@ -1,4 +1,4 @@
-"""What a device of a layout has room for: weights, the largest pass, and KV with the rest."""
+"""Divides the memory of a device: weights, the largest pass, and KV with the rest."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MemoryBudget:
     pass_bytes: int
     """Activations and logits of the largest pass."""
     kv_bytes: int
-    """What blocks may have: `cache.memory_fraction` of what is left."""
+    """Bytes for blocks: `cache.memory_fraction` of what is left."""
     kv_token_bytes: int
     """KV bytes of one token on that rank, over the layers that it has."""
     block_size: int

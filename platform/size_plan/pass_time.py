@@ -41,7 +41,7 @@ BITS = {"fp32": 32, "bf16": 16, "fp8": 8, "fp4": 4}
 """Bits of a weight that is multiplied at a precision; fp4 with its scales has some more."""
 
 AS_WIDE = (Part.ATTENTION, Part.HEAD)
-"""What is multiplied in the dtype, whatever the precision of the weights."""
+"""Parts that are multiplied in the dtype, whatever the precision of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class PassLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassTime:
-    """What one pass takes, and of what."""
+    """The time of one pass, by part."""
 
     work: Work
     """Work of one rank of the slowest stage, for one piece."""
@@ -68,7 +68,7 @@ class PassTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutShape:
-    """What the ranks of a layout compute. Layers that are alike are counted: most are."""
+    """The work of a layout's ranks. Identical layers are counted, as most are."""
 
     models: Sequence[RankModel]
     """The model of the first rank of each stage."""
@@ -231,7 +231,7 @@ def _between(number: int, value: Callable[[int], float]) -> float:
 class _Pieces:
     count: int
     asked: tuple[PassLoad, ...]
-    """What one piece computes."""
+    """The work of one micro-batch."""
 
 
 def _pieces(asked: tuple[PassLoad, ...], stages: int) -> _Pieces:
@@ -261,8 +261,8 @@ def _product(product: Product, rows: int, shape: ModelShape, mesh: Mesh) -> Work
 
 
 def _attention(attention: AttentionShape, asked: PassLoad, item_bytes: int) -> Work:
-    """What a further request that is like the first adds is what the second does: matrices that
-    all share are read once."""
+    """The cost of a further identical request is that of the second minus that of the first, as
+    matrices that all requests share are read once."""
     chunk = Chunk(asked.num_tokens, asked.context)
     one = attention_work(attention, [chunk], item_bytes)
     both = attention_work(attention, [chunk, chunk], item_bytes)

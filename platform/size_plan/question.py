@@ -1,4 +1,4 @@
-"""What is asked: a model on accelerators, a load, and what it is promised."""
+"""The input of the sizing: a model on accelerators, a load, and promised latencies."""
 
 from __future__ import annotations
 

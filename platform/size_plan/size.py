@@ -26,7 +26,7 @@ NUM_HALVINGS = 12
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """What is expected, between what bad and good engines make of it."""
+    """An expected value, with those of bad and good engines."""
 
     low: float
     expected: float

@@ -39,7 +39,7 @@ class Charge(NamedTuple):
     """Tokens of one prompt, each weighed by how much of its computing is charged to the prompt."""
 
     ends: Sequence[int]
-    """Where a stretch of equal weight ends, in tokens: the first is 0, the last the prompt's."""
+    """Ends of ranges of equal weight, in tokens: the first is 0, the last the prompt's length."""
     sums: Sequence[float]
     """Weighed tokens before each end."""
 
@@ -62,7 +62,7 @@ class Heat:
     def __init__(self, max_prefixes: int = MAX_PREFIXES) -> None:
         self._uses_by_name: Recent[bytes, _Uses] = Recent(max_prefixes)
 
-    def hear(self, prompt: Prompt, now: float) -> None:
+    def observe(self, prompt: Prompt, now: float) -> None:
         """A conversation begins with `prompt`."""
         packed = BlockNames.of(prompt.names).packed
         for depth in _depths(len(packed) // DIGEST_BYTES):

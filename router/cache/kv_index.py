@@ -37,7 +37,7 @@ CacheVersion: TypeAlias = tuple[int, int]
 
 
 class CachedBlocks(NamedTuple):
-    """Where compiled code looks up the blocks of one replica, until the index changes."""
+    """Where compiled code looks up the blocks of one replica; valid until the index changes."""
 
     table: int
     """The holder table's address."""
@@ -50,7 +50,7 @@ class KvGap(Exception):
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of one replica."""
+    """The known cache of one replica."""
 
     slot: int
     next_sequence: int
@@ -96,7 +96,7 @@ class KvIndex:
         known = self._known_by_epoch.get(epoch)
         return None if known is None else (known.slot, known.next_sequence)
 
-    # What the replicas say.
+    # Reports of replicas.
 
     def apply(self, epoch: Epoch, events: KvEvents) -> None:
         """Follow `epoch` from where it is known. Raises KvGap, with nothing changed, if it is not.
@@ -126,7 +126,7 @@ class KvIndex:
             self._retire(known.slot)
         self._sweep()
 
-    # What is placed by this gateway.
+    # Placements of this gateway.
 
     def expect(self, names: Sequence[bytes], epoch: Epoch) -> Expected:
         """Count the blocks as on their way to `epoch`, until given back to `release`."""
@@ -136,7 +136,7 @@ class KvIndex:
         """Safe to repeat."""
         self._expected.remove(expected)
 
-    # What a placement asks. `names` are chained: equal at one depth, they are equal before it.
+    # Queries of placements. `names` are chained: names that agree at one depth agree before it.
 
     def cached(self, names: Sequence[bytes]) -> PrefixOverlaps:
         """How many leading blocks each replica has."""
@@ -153,8 +153,8 @@ class KvIndex:
         return self.cached(names).by_epoch()
 
     def blocks_of(self, epoch: Epoch) -> CachedBlocks | None:
-        """Where the names of what one replica has lie; None where they do not, or it has told of
-        none."""
+        """Where compiled code finds the names of one replica; None without compiled code, or before
+        its first report."""
         table, known = self._table.address, self._known_by_epoch.get(epoch)
         return None if table is None or known is None else CachedBlocks(table, known.slot)
 
@@ -231,7 +231,7 @@ class KvIndex:
         if not self._sweeping:
             if not self._dead:
                 return
-            # Names that come later cannot have these slots: a dead slot is given to nobody.
+            # Later names cannot have these slots: a dead slot is not reused.
             self._sweeping = self._dead
             self._table.begin_sweep(self._sweeping)
         if self._table.sweep(self._stretch):

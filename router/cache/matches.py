@@ -14,7 +14,7 @@ NOTHING: tuple[CacheVersion | None, int] = (None, 0)
 
 
 class Lookup(NamedTuple):
-    """What compiled code needs to look prompts up in one replica's cache."""
+    """The arguments with which compiled code looks prompts up in one replica's cache."""
 
     way: WayToName
     """By which their blocks must be named."""

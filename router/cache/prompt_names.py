@@ -36,7 +36,8 @@ class PromptNames:
         self._first_by_way: dict[WayToName, BlockNames] = {}
         """Names of the first blocks, as they were made for a shorter prompt."""
         self.matched: dict[Epoch, tuple[tuple[int, int], int]] = {}
-        """Leading tokens that a replica has of it, as of a version of its cache (`matches.py`)."""
+        """Number of the prompt's leading tokens that a replica has, for a version of its cache
+        (`matches.py`)."""
 
     def under(self, layout: KvLayout) -> BlockNames:
         """The names of all full blocks."""

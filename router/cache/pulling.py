@@ -32,7 +32,7 @@ MIN_MEASURED_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullRates:
-    """What fetching and computing cost, as far as it is known."""
+    """Measured costs of fetching and of computing KV."""
 
     is_enabled: bool = True
     min_tokens: int = 64
@@ -119,10 +119,10 @@ class RateMeter:
         return SpeedCoefficients(tokens_per_s=self.rates.tokens_per_s)
 
     def prefill_s(self, num_tokens: int, num_cached: int) -> float:
-        """What any replica takes, until it says how fast it is (`candidate.Speed`)."""
+        """Seconds of any replica, until it reports its own speed (`candidate.Speed`)."""
         return max(num_tokens - num_cached, 1) / self.rates.tokens_per_s
 
-    def hear(
+    def observe(
         self, receipt: Receipt, pair: Pair | None, now: float, handed_off: Pair | None = None
     ) -> None:
         """Learn from the receipt of one attempt: D's own. `pair`: what it was to pull between;
@@ -145,7 +145,7 @@ class RateMeter:
         if is_pulled and receipt.transfer_ms > 0 and receipt.kv_bytes >= MIN_MEASURED_BYTES:
             seconds = receipt.transfer_ms / 1e3
             if pair is not None:
-                self.rates.links.hear(pair, receipt.kv_bytes, seconds, self.rates.usual)
+                self.rates.links.observe(pair, receipt.kv_bytes, seconds, self.rates.usual)
             self._bytes_per_s = _smoothed(self._bytes_per_s, receipt.kv_bytes / seconds)
         self.rates = replace(
             self.rates,
@@ -157,7 +157,7 @@ class RateMeter:
     def _hear_handoff(self, pair: Pair, num_bytes: int, seconds: float) -> None:
         """Most of it goes while the prompt is computed, whatever its size."""
         self._handoff_s = _smoothed(self._handoff_s, seconds)
-        self.rates.handoffs.hear(pair, num_bytes, seconds, LinkTime(self._handoff_s, inf))
+        self.rates.handoffs.observe(pair, num_bytes, seconds, LinkTime(self._handoff_s, inf))
 
 
 def _smoothed(before: float | None, rate: float) -> float:

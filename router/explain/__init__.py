@@ -1,1 +1,1 @@
-"""What was decided for each request, and what came of it."""
+"""Records of routing decisions and their outcomes."""

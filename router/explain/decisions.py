@@ -49,7 +49,7 @@ class Considered(NamedTuple):
     age_s: float | None
     """Seconds since the replica's last word; None if it has said none."""
     terms: Mapping[str, float]
-    """What the cost is made of, if the policy says."""
+    """The terms of the cost, if the policy reports them."""
 
     @property
     def first_token_s(self) -> float:
@@ -77,12 +77,12 @@ class DecodeConsidered(NamedTuple):
     age_s: float | None
     """Seconds since the replica's last word; None if it has said none."""
     terms: Mapping[str, float]
-    """What the cost is made of (`decode_costs.py`)."""
+    """The terms of the cost (`decode_costs.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a decision; seconds are since the request was asked for."""
+    """The outcome of a decision; seconds are since the request arrived."""
 
     first_token_s: float
     best_other: ReplicaId | None = None
@@ -103,7 +103,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Where one attempt of a request went, and why."""
+    """The routing of one attempt of a request, with its reasons."""
 
     request_id: RequestId
     attempt: int
@@ -146,7 +146,7 @@ class Decision:
 
     @property
     def public_id(self) -> str:
-        """What the client knows the request by; its choices have it in common."""
+        """The request id that the client knows; choices of a request share it."""
         return self.request_id.rpartition("-")[0] or self.request_id
 
 
@@ -158,7 +158,8 @@ class Decisions:
         self._clock = clock
         self._by_number: OrderedDict[int, Decision] = OrderedDict()
         self._outcome_by_number: dict[int, Outcome] = {}
-        """Beside them: few decisions are ever asked for, and only those are copied."""
+        """Stored apart from decisions, because few are ever requested, and only those are
+        copied."""
         self._recorded_s: deque[float] = deque()
         """When, by the clock, in the same order."""
         self._numbers_by_id: dict[str, list[int]] = {}

@@ -16,7 +16,7 @@ from baton.router.explain.decisions import Considered, DecodeConsidered
 from baton.router.table.columns import Numbers
 
 MAX_TOLD = 8
-"""Candidates that a decision tells of: the cheapest."""
+"""Most candidates in a decision's record, the cheapest first."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -32,7 +32,7 @@ class Ranking(Sequence[Considered]):
     latency_s: float
     """Seconds that a transfer takes, however short; counts for what a prefill replica computes."""
     fetch_s: Numbers
-    """What fetching adds to each one's."""
+    """Seconds of fetching that are added to each candidate's work."""
     names: Sequence[str]
     terms: Numbers | None
     """[name, place]"""

@@ -1,1 +1,1 @@
-"""Whose prompt goes first."""
+"""The order in which prompts of tenants are served."""

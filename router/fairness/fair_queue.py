@@ -65,12 +65,12 @@ class FairQueue(Generic[T]):
         self._numbers, self._turns = count(), count()
         self._num = 0
         self._started_at = 0.0
-        """What the tenant that was served last had used before."""
+        """`used` of the tenant that was served last, before that."""
         self._num_tokens = 0.0
         self._num_served = 0.0
 
     def reweigh(self, weights: Mapping[str, float]) -> None:
-        """What was used so far stays used."""
+        """Change weights; past usage is not rescaled."""
         self._weights = weights
         for name, tenant in self._tenant_by_name.items():
             tenant.weight = weights.get(name, 1.0)
@@ -127,13 +127,13 @@ class FairQueue(Generic[T]):
         self._started_at = tenant.used
 
     def charge(self, name: str, num_tokens: int) -> None:
-        """So many tokens were computed for a tenant, or are about to be."""
+        """Charge a tenant for tokens that were, or are about to be, computed for it."""
         tenant = self._tenant(name)
         tenant.used += num_tokens / tenant.weight
         self._num_tokens += num_tokens
 
     def first(self) -> Entry[T] | None:
-        """Whose turn it is."""
+        """The entry to serve next."""
         if self._retries:
             return self._retries[0]
         in_line = [tenant for tenant in self._tenant_by_name.values() if tenant.line]

@@ -86,7 +86,7 @@ class ObjectiveOutcome:
         self._num_after = 0
 
     def deliver(self, num_tokens: int, now: float) -> None:
-        """So many more tokens have come."""
+        """Note that `num_tokens` more tokens were delivered."""
         if self._first_s is None:
             self._first_s = now
         else:
@@ -95,7 +95,7 @@ class ObjectiveOutcome:
 
     @property
     def outcome(self) -> str:
-        """What `Slo.outcome` says of it, as far as it has come."""
+        """The present result of `Slo.outcome`."""
         if self._first_s is None:
             return self.slo.outcome(None, None)
         itl_s = (self._last_s - self._first_s) / self._num_after if self._num_after else None
@@ -103,7 +103,7 @@ class ObjectiveOutcome:
 
 
 def late_cost_s(over_s: N, allowed_s: float) -> N:
-    """What is charged for being late by `over_s`, 0 or more, where `allowed_s` were allowed."""
+    """The cost of being late by `over_s` >= 0, if `allowed_s` were allowed."""
     cost_s: N = over_s + np.minimum(STEEPNESS * over_s, allowed_s)
     return cost_s
 

@@ -2,16 +2,16 @@
 
     due = arrival + min(3 * work, max(3 * typical work, line))            (seconds; the least first)
 
-This lies between first come first served, where a short prompt waits for every long one before it,
-and shortest first, where a long prompt may wait for ever. A prompt lets others pass that come a
-little later and take much less, but by no more than three typical prompts' time, or all that waits
-in that line; where three prompts make a line of minutes, they are first come first served. A step
-of priority is worth ten seconds, and ten steps are the most, so nobody waits for ever behind urgent
-requests.
+This is a compromise between first come, first served, where a short prompt waits for every long one
+before it, and shortest first, where a long prompt may starve. Prompts that arrive a little later
+and take much less may pass a prompt, but delay it by no more than three typical prompts' time, or
+by all that waits in the line; if three prompts make a line of minutes, it is first come, first
+served. A step of priority is worth ten seconds, and at most ten steps count, so that no prompt
+waits for ever behind urgent ones.
 
 A prompt with an objective (`slo.py`) is due when it must begin to be in time, at most 100 s after
-its arrival: the least slack goes first. One that is late anyway goes after all that are not, unless
-it takes a tenth of a typical prompt or less, which costs the others little.
+its arrival: the least slack goes first. A prompt that will be late anyway goes after all that will
+not, unless it takes a tenth of a typical prompt or less, which costs the others little.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WEIGHT = 0.01
 
 
 def bounded_steps(priority: int) -> int:
-    """What a priority is worth, whatever was asked for."""
+    """The priority, limited to the range that counts."""
     return min(max(priority, -MAX_STEPS), MAX_STEPS)
 
 
@@ -50,9 +50,9 @@ class Turns:
         self._knows_objectives = knows_objectives
         self._num_heard = 0
         self.typical_s = 0.0
-        """What a prompt takes where nothing of it is cached: a mean over the last hundred or so."""
+        """Seconds of a typical prompt without cached tokens: a mean over about the last hundred."""
 
-    def hear(self, work_s: float) -> None:
+    def observe(self, work_s: float) -> None:
         """A prompt was placed that takes so long where nothing of it is cached."""
         if not math.isfinite(work_s):  # a mean would keep it for ever
             return

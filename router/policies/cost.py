@@ -75,8 +75,8 @@ class CostWeights:
 DEFAULTS = CostWeights()
 BASE_PRICE = 1.1
 MANY = 8.0
-"""Prompts a candidate: where they were fewer, less is said by who has most of them. Tried on loads
-together, crowd, waves, systems and long: 0 to 40."""
+"""Prompts per candidate: with fewer, the replica that has most of a prompt counts less. Tried on
+loads together, crowd, waves, systems and long: 0 to 40."""
 SUPPOSED = 3.0
 """Typical prompts' work that a conversation brings while few are known: it is what spreads those
 that begin before any has come back. Tried on the same: 0 to 3."""
@@ -87,7 +87,7 @@ together was half as long again."""
 PATIENCE = 8.0
 """Tried on waves, long, together and crowd: 1, where the first two were less even for nothing."""
 MAY_LEAVE = 0.001
-"""The fraction of all prompts that may pay more than that: the p99 does not tell of them. Tried on
+"""The fraction of all prompts that may pay more than that, which does not show in the p99. Tried on
 together, crowd and uneven: 0 (whose busiest replica has 1.38 times the mean on uneven, and 1.15
 with it) to 0.003 (14 % of together's p99)."""
 WEIGHT = 0.02
@@ -100,8 +100,8 @@ FEW_TURNS, MANY_TURNS = 0.5, 0.75
 from which on they go where their conversations are. Tried: 0 and 0.5, 0 and 1, 0.5 and 2/3
 (docs/policies.md)."""
 SPARE, HASTE = 0.1, 10.0
-"""Once no conversations begin, what a candidate has beyond so much more than the mean is charged so
-many times on top. Tried: 0.03 to 0.1, and 5 to 30."""
+"""Once no conversations begin, a candidate's load beyond `SPARE` above the mean is charged `HASTE`
+times in addition. Tried: 0.03 to 0.1, and 5 to 30."""
 
 
 class Cost:
@@ -152,7 +152,7 @@ class Cost:
         return costs(asked, self._charge(prompt, num, now), candidates, held, prompt.draw)
 
     def _home(self, prompt: Prompt, candidates: Candidates) -> Candidate | None:
-        """Where its conversation was last, if that may be chosen."""
+        """The replica of the conversation's last prompt, if it may be chosen."""
         home = candidates.columns.ongoing.home(prompt.session)
         if not isinstance(home, Candidate) or candidates.place(home) is None:
             return None
@@ -166,12 +166,13 @@ class Cost:
         return None if charge.is_whole else charge
 
     def _balance_unit_s(self, num_recent: float) -> float:
-        """What is charged to one that was sent twice the mean, where one was sent so many."""
+        """The charge of a candidate with twice the mean load, where one was sent `num_recent`
+        prompts."""
         is_telling = min(num_recent / MANY, 1.0)
         return self._weights.balance * self._turns.typical_s * is_telling
 
     def _evenness(self, num_candidates: int, now: float) -> float:
-        """What is charged for a second of work to one that was sent twice the mean."""
+        """The charge per second of work of a candidate with twice the mean load."""
         num_besides = self._begun(now) / num_candidates - 1.0
         return self._weights.evenness * min(max(num_besides, 0.0) / FEW_BEGUN, 1.0)
 
@@ -183,9 +184,9 @@ class Cost:
         return min(max(2.0 * num_missing - 1.0, 0.0), 1.0)
 
     def _most_s(self, num_candidates: int, long_s: float, now: float) -> float:
-        """What evenness may cost one conversation: no bound while others begin, nor for a few.
-        None do where none has for eight times as long as it took lately until as many had as there
-        are candidates."""
+        """The most that evenness may cost one conversation: unlimited while others begin, and for a
+        few. None begin if none has for eight times as long as it took recently until as many had as
+        there are candidates."""
         each_s = num_candidates * self._between_s
         num_missing = (now - self._begun_at_s) / each_s if each_s else 0.0
         none_begin = min(max(num_missing / PATIENCE - 1.0, 0.0), 1.0)
@@ -196,7 +197,7 @@ class Cost:
     def placed(self, prompt: Prompt, candidate: Candidate) -> None:
         """Learn what is typical, and what conversations begin with."""
         whole_s = candidate.speed.prefill_s(prompt.num_tokens, 0)
-        self._turns.hear(whole_s)
+        self._turns.observe(whole_s)
         self._count_leaving(prompt, candidate, whole_s)
         if prompt.is_first_turn:
             self._num_begun = self._begun(prompt.arrived_s) + 1.0
@@ -205,7 +206,7 @@ class Cost:
                 weight = max(WEIGHT, 1.0 / self._num_begun)
                 self._between_s += (between_s - self._between_s) * weight
             self._begun_at_s = max(prompt.arrived_s, self._begun_at_s)
-            self._heat.hear(prompt, prompt.arrived_s)
+            self._heat.observe(prompt, prompt.arrived_s)
 
     def _count_leaving(self, prompt: Prompt, candidate: Candidate, whole_s: float) -> None:
         """Update how many conversations may leave at a price beyond the bound: MAY_LEAVE a

@@ -67,22 +67,22 @@ class Asked(NamedTuple):
     balance_s: float
     """Charged to one that was sent twice the mean."""
     evenness: float
-    """Charged for a second of work to one that was sent twice the mean; 0: to nobody."""
+    """Charge per second of work of a candidate with twice the mean load; 0: no charge."""
     spare: float
     """Beyond so much more than the mean,"""
     haste: float
     """so many times as much is charged on top."""
     most_s: float
-    """Charged for a surplus, at most, where nobody waits."""
+    """Most that is charged for a surplus while no prompts wait."""
     left: float
     """The fraction of the columns' recent work that still counts now."""
     future_s: float
-    """Work that a conversation which goes on still brings."""
+    """Expected future work of a conversation that continues."""
     home: int
     """The row where this prompt's conversation is counted, which brings as much wherever it goes.
     -1: none."""
     mean_share_s: float
-    """What each was sent lately and will be by its conversations, without this one: the mean."""
+    """The mean of the candidates' recent and expected work, without this prompt."""
     num_waiting: float
     """Prompts in line, per replica."""
 
@@ -166,7 +166,7 @@ def reference(
 
 
 def _shares(asked: Asked, candidates: Candidates) -> Numbers:
-    """What each was sent lately and will be, over the mean; ones, where that is nothing."""
+    """Recent and expected work of each candidate relative to the mean; ones if there is none."""
     if not asked.mean_share_s:
         return np.ones(len(candidates))
     num_others = candidates.num_ongoing - (candidates.rows == asked.home)

@@ -1,4 +1,4 @@
-"""Where the fewest prompts wait or are computed: the usual choice of HTTP load balancers."""
+"""Chooses the replica with the fewest waiting and running prompts, as HTTP load balancers do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where most of the prompt is cached; among equals, where the fewest requests are."""
+"""Chooses the replica with the longest cached prefix; on ties, the one with the fewest requests."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from baton.router.table.columns import Numbers
 
 
 class PrefixHits(NamedTuple):
-    """What the candidates have of one prompt, or can fetch."""
+    """The tokens of one prompt that candidates have, or can fetch."""
 
     tokens: Numbers
     """Leading tokens, by candidate."""
@@ -50,7 +50,7 @@ class PrefixHits(NamedTuple):
 
 
 class Least(NamedTuple):
-    """The candidates that cost least, as many as are told of, and what is known of them."""
+    """The candidates with the least cost, as many as are reported, and their estimates."""
 
     order: Sequence[int]
     """Their places, the least first; equals are drawn."""
@@ -85,7 +85,7 @@ class RoutingPolicy(Protocol):
 
 
 class RoutesAtOnce:
-    """What most policies share: they send at once, and keep nothing of what they have placed."""
+    """Base class of policies that send prompts at once, and keep no state about placements."""
 
     turns: Turns | None = None
 

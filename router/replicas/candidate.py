@@ -108,7 +108,7 @@ class Candidate:
         self.epoch = epoch
         """Which incarnation of it."""
         self.draw = drawn(name)
-        """What rendezvous hashing mixes with a prompt's."""
+        """Mixed with a prompt's draw by rendezvous hashing."""
         self.open: dict[int, Booking] = {}
         """Prompts sent and without a first token, by number, in the order in which they were
         sent."""
@@ -120,7 +120,7 @@ class Candidate:
         self.waiting: list[Waiting] = []
         """Prompts in line for this replica, in order."""
         self.works_s: list[float] = []
-        """What each of them takes,"""
+        """Seconds of work of each of them."""
         self.line_s = 0.0
         """and all of them."""
         self.version = 0
@@ -205,13 +205,13 @@ class Candidate:
         return self._recent_s * left, self._num_recent * left
 
     def busy_s(self, now: float) -> float:
-        """Seconds until it has computed what was sent there, as far as can be told."""
+        """Estimated seconds until it has computed the work sent to it."""
         told_s = max(self._told_until_s - now, 0.0)
         if not self.open:
             return told_s
         return max(max(self.next_free_s - now, 0.0) + self.overdue_s(now), told_s)
 
-    def hear(self, num_queued_tokens: int, num_running: int, now: float) -> None:
+    def observe(self, num_queued_tokens: int, num_running: int, now: float) -> None:
         """Its own report of what it has to compute, for all gateways, and of what decodes there.
 
         The tokens are of prompts of unknown lengths: they are taken at the pace of a short one.
@@ -234,12 +234,12 @@ class Candidate:
 
     @property
     def has_credit(self) -> bool:
-        """Whether it takes anybody at all."""
+        """Whether it accepts any prompts."""
         return self.takes_any_prompt or self.num_open_tokens < (self._credit_tokens or 0)
 
     @property
     def takes_any_prompt(self) -> bool:
-        """Whether it takes whoever comes next, however long that prompt is."""
+        """Whether it accepts the next prompt, however long that is."""
         return self._credit_tokens is None or not self.open
 
     def takes(self, prompt: Prompt, num_cached: int) -> bool:
@@ -266,7 +266,7 @@ class Candidate:
         self.num_open_blocks += prompt.num_blocks
         self._write()
         begins = prompt.is_first_turn
-        self.columns.ongoing.goes_on(prompt.session, self, work_s, now, begins=begins)
+        self.columns.ongoing.add_turn(prompt.session, self, work_s, now, begins=begins)
         return booking
 
     def finished(

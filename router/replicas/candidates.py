@@ -52,8 +52,8 @@ class Candidates:
         self._recent: tuple[int, float, float] | None = None
         self._work_s: tuple[int, Numbers, int, Numbers] | None = None
         self._drawn: tuple[int, Draws] | None = None
-        """What was asked last, of which version of the columns, and the answer: a policy and the
-        record of its choice ask alike."""
+        """The last query, for a version of the columns, and its answer: a policy and the record of
+        its choice ask for the same."""
 
     @property
     def columns(self) -> Columns:
@@ -132,7 +132,7 @@ class Candidates:
 
     @property
     def has_credit(self) -> Mask:
-        """Whether it takes anybody at all."""
+        """Whether each accepts any prompts."""
         has_left: Mask = self.num_open_tokens < self._of(Column.CREDIT_TOKENS)
         is_idle: Mask = self.num_open == 0
         return has_left | is_idle
@@ -152,7 +152,7 @@ class Candidates:
         return len(ends_s) == 0 or now - ends_s.item(ends_s.argmax()) - LATE_S > by_s
 
     def busy_s(self, now: float) -> Numbers:
-        """Seconds until it has computed what was sent there, as far as can be told."""
+        """Estimated seconds until each has computed the work sent to it."""
         asked, version = self._busy_s, self._columns.books_version
         if asked is None or asked[0] != now or asked[1] != version:
             next_free_s, ends_s, told_s = self._numbers[: Column.TOLD_UNTIL_S + 1] - now
@@ -188,7 +188,7 @@ class Candidates:
         return asked[1] * left, asked[2] * left
 
     def _mean_recent_units(self) -> tuple[float, float]:
-        """As the columns have it."""
+        """The same from the columns."""
         if self._places is not None:  # how these lie in memory, in which order they are added up
             return mean(self._of(Column.RECENT_S)), mean(self._of(Column.NUM_RECENT))
         sums = np.add.reduce(self._numbers[Column.RECENT_S : Column.NUM_RECENT + 1], axis=1)
@@ -215,7 +215,7 @@ class Candidates:
 
     @property
     def has_lines(self) -> bool:
-        """Whether anybody waits, for whomever."""
+        """Whether any prompt waits for any candidate."""
         return len(self._columns.line) > 0
 
     @property

@@ -1,6 +1,6 @@
 """The replicas of one role, as this gateway knows them: updated by events, never rebuilt.
 
-    join(info, candidate) --> KnownReplica     replica.hear(...), .connect(...), .count(...)
+    join(info, candidate) --> KnownReplica     replica.observe(...), .connect(...), .count(...)
     leave(epoch)
 
 Each replica writes its state into columns, so which replicas are open is known for all at once.
@@ -32,12 +32,12 @@ class KnownReplica:
     def __init__(self, info: ReplicaInfo, candidate: Candidate) -> None:
         self.info = info
         self.endpoint = info.endpoint
-        """Where its gRPC server listens: constant, whatever else is new of the replica."""
+        """Address of its gRPC server: constant, whatever else changes about the replica."""
         self.candidate = candidate
-        """What it has to compute, as far as this gateway can tell."""
+        """Its estimated work, as far as this gateway knows."""
         self.is_connected = False
         self.is_away = False
-        """It was there, and is silent now, or its stream is broken: nobody is to wait for it."""
+        """Whether it is silent, or its stream is broken: prompts must not wait for it."""
         self.is_told_to_drain = False
         """Whether this gateway has told it to drain; its own word of it may be on its way."""
         self.num_open = 0
@@ -107,7 +107,7 @@ class Pool:
         self._is_connected = np.zeros(0, bool)
         self._is_away = np.zeros(0, bool)
         self.decoding = DecodeColumns()
-        """What decode replicas have to do, in the same order."""
+        """The state of decode replicas, in the same order."""
         self.num_open = self.num_draining = self.num_away = self.num_taking = 0
         """Replicas of which it holds; those that take requests may be full."""
         self._block_sizes = self._nothing = np.zeros(0)

@@ -1,7 +1,7 @@
-"""What a gateway knows of its replicas when it places one request.
+"""A gateway's view of its replicas when it places one request.
 
     Pool         the replicas of one role, updated by events (`pool.py`)
-      `- PoolView      what they are to one request: who has how much of its prompt
+      `- PoolView      the pool for one request: how much of its prompt each replica has
            `- ReplicaView    one of them
 
 Everything that a policy needs is in the pool's candidates; it sees nothing else.
@@ -25,7 +25,7 @@ from baton.router.table.columns import Mask, Numbers, Places
 
 
 class ReplicaView(NamedTuple):
-    """What the gateway knows of one replica, for one request."""
+    """The gateway's view of one replica, for one request."""
 
     replica: KnownReplica
     place: int
@@ -122,7 +122,7 @@ class PoolView(Sequence[ReplicaView]):
 
     @property
     def most_cached(self) -> int:
-        """Leading tokens that whoever has most of the prompt has of it."""
+        """Number of leading tokens of the replica with most of the prompt."""
         if self._most_cached is None:
             self._most_cached = (
                 int(self.cached.item(self.cached.argmax())) if len(self.cached) else 0
@@ -157,11 +157,11 @@ class View(NamedTuple):
     decode: PoolView = NOBODY
     prefill: PoolView = NOBODY
     rates: PullRates = NO_PULLS
-    """What it costs to fetch what one of them has to another, and to compute it there."""
+    """Costs of fetching KV from one of them to another, and of computing it there."""
 
     @property
     def most_cached(self) -> int:
-        """Leading tokens that whoever has most of the prompt has of it."""
+        """Number of leading tokens of the replica with most of the prompt."""
         return max(self.decode.most_cached, self.prefill.most_cached)
 
 

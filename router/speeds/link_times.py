@@ -113,7 +113,7 @@ class LinkTimes:
         """It is that late."""
         self._now = now
 
-    def hear(self, pair: Pair, num_bytes: float, seconds: float, usual: LinkTime) -> None:
+    def observe(self, pair: Pair, num_bytes: float, seconds: float, usual: LinkTime) -> None:
         """KV went from one to the other just now; at least one byte."""
         heard = self._heard_by_pair.get(pair)
         is_new = heard is None or self._now - heard.at_s > FORGET_S

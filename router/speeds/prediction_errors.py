@@ -46,7 +46,7 @@ class PredictionErrors:
     def __len__(self) -> int:
         return len(self._heard)
 
-    def hear(self, predicted_s: float, actual_s: float) -> None:
+    def observe(self, predicted_s: float, actual_s: float) -> None:
         expected = self.interval(predicted_s)
         is_miss = not expected.low <= actual_s <= expected.high
         moved = self._outside + PATIENCE * (1 - COVERAGE - is_miss)

@@ -1,1 +1,1 @@
-"""What is known of replicas, as columns of numbers."""
+"""The state of replicas as columns of numbers."""

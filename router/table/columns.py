@@ -1,13 +1,13 @@
-"""What is known of replicas as columns of numbers, one row a replica: for policies to compute with.
+"""The state of replicas as columns of numbers, one row per replica, for policies to compute with.
 
     numbers    [Column, row]
-    draws      [row]          what rendezvous hashing mixes with a prompt's draw
-    line       which prompts wait for which row, when each is due, what it takes there
-    ongoing    conversations that are expected to come back to a row
+    draws      [row]          mixed with a prompt's draw by rendezvous hashing
+    line       waiting prompts: for which row, when each is due, how long it takes there
+    ongoing    conversations that are expected to return to a row
 
-The candidates themselves write their rows (`candidate.py`) whenever something happens to them.
-Decaying values all decay at one rate, so they are stored as of one moment, `base_s`: time passes
-for all rows alike, and nothing needs to be rewritten.
+The candidates write their own rows (`candidate.py`) whenever something happens to them. All
+decaying values decay at one rate, so they are stored relative to one moment, `base_s`, and nothing
+needs to be rewritten as time passes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_HALF_LIVES = 200
 
 
 class Column(IntEnum):
-    """What `candidate.Candidate` says of itself; seconds are of the gateway's clock."""
+    """The numbers of a `candidate.Candidate`; seconds are of the gateway's clock."""
 
     NEXT_FREE_S = 0
     OLDEST_ENDS_S = auto()
@@ -68,7 +68,7 @@ class Columns:
         self.base_s = 0.0
         self._lay(np.zeros((len(Column), max_rows)))
         self.rows = Rows(self._address, max_rows, 0)
-        """Where the numbers lie."""
+        """The memory of the numbers."""
         self._draws = np.zeros(max_rows, np.uint64)
         self.draws_address = self._draws.ctypes.data
         self.line = LineColumns()
@@ -132,7 +132,7 @@ class Columns:
         self.pace_version += 1
 
     def growth(self, at_s: float) -> float:
-        """What something that decays was worth at `base_s`, if it is worth 1 at `at_s`."""
+        """The value at `base_s` of a decaying quantity that is 1 at `at_s`."""
         half_lives = (at_s - self.base_s) / RECENT_HALF_LIFE_S
         if half_lives > MAX_HALF_LIVES:
             self._numbers[Column.RECENT_S : Column.NUM_RECENT + 1] *= math.exp2(-half_lives)
@@ -146,12 +146,12 @@ class Columns:
         self.pace_version += 1
 
     def left(self, now: float) -> float:
-        """What is left by now of what was worth 1 at `base_s`."""
+        """The present value of a decaying quantity that was 1 at `base_s`."""
         return math.exp2((self.base_s - now) / RECENT_HALF_LIFE_S)
 
 
 class LineFacts(NamedTuple):
-    """What does not change of a prompt in line."""
+    """The constant facts of a waiting prompt."""
 
     number: int = 0
     """The prompt's number."""
@@ -196,12 +196,12 @@ class LineColumns:
 
     @property
     def addresses(self) -> InLine:
-        """Where they lie."""
+        """The addresses of the columns."""
         return InLine(*self._at[:3], len(self))
 
     @property
     def facts(self) -> Rows:
-        """Where `LineFacts` lie, a row each."""
+        """The memory of `LineFacts`, one row each."""
         return Rows(self._at[3], len(self._rows), len(self))
 
     def number(self, place: int) -> int:

@@ -1,9 +1,9 @@
-"""What decode replicas report of their work and steps, as columns: one row a replica of a pool.
+"""Reports of decode replicas about their work and steps, as columns: one row per replica of a pool.
 
     numbers   [DecodeFact, row]      written whenever a replica reports something new (`pool.py`)
 
-A replica that has not measured its own steps yet is taken to be as fast as the mean of those that
-have: no number stands in its columns, and `usual` has the values to use instead.
+A replica that has not measured its own steps yet counts as fast as the mean of those that have: its
+columns are NaN, and `usual` has the values to use instead.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class DecodeColumns:
         self._numbers: NDArray[np.float64] = np.zeros((len(DecodeFact), 0))
         self._rows = Rows(self._numbers.ctypes.data, 0, 0)
         self._steps: list[tuple[float, float, float]] = []
-        """What `_step_s` said of each row when it was written."""
+        """The result of `_step_s` for each row when it was written."""
         self._usual: UsualStep | None = None
         self._is_usual_known = False
 
@@ -68,7 +68,7 @@ class DecodeColumns:
 
     @property
     def rows(self) -> Rows:
-        """Where they lie."""
+        """The memory of the numbers."""
         return self._rows
 
     def add(self) -> None:
@@ -114,7 +114,7 @@ class DecodeColumns:
 
     @property
     def usual(self) -> UsualStep | None:
-        """None, if nobody has measured any steps."""
+        """None if no replica has measured its steps."""
         if not self._is_usual_known:
             steps = self._numbers[DecodeFact.CONSTANT_S : DecodeFact.CONTEXT_S + 1]
             measured = steps[:, ~np.isnan(steps[0])]
@@ -124,7 +124,7 @@ class DecodeColumns:
 
 
 def _step_s(told: Capacity | None) -> tuple[float, float, float]:
-    """What `DecodeFact` has from CONSTANT_S on; no numbers, if it has not measured enough."""
+    """The values of `DecodeFact` from CONSTANT_S on; NaN if too little was measured."""
     times = None if told is None else told.step_times
     if told is None or times is None or times.num_decode_steps < ENOUGH_STEPS:
         return UNMEASURED

@@ -20,7 +20,7 @@ class Numbering:
     def __init__(self) -> None:
         self._number_by_epoch: dict[Epoch, int] = {}
         self.version = 0
-        """Another one whenever somebody has another number, or none."""
+        """Changes whenever a number is given or taken."""
 
     def __iter__(self) -> Iterator[tuple[Epoch, int]]:
         return iter(self._number_by_epoch.items())

@@ -1,6 +1,6 @@
-"""Conversations that go on: where the next turn of each is expected, and what it will take.
+"""Ongoing conversations: where the next turn of each is expected, and how much work it will be.
 
-    goes_on(session, home)  --> home.num_ongoing     one more there, one less where it was
+    add_turn(session, home) --> home.num_ongoing     one more there, one less where it was
     pass_to(now)            --> home.num_ongoing     one less where no turn came for long
 
 A replica whose conversations have just begun has been sent little so far, and will be sent more.
@@ -61,8 +61,8 @@ class Ongoing:
 
     @property
     def long_s(self) -> float:
-        """What all but a hundredth of prompts take no longer than, where their conversations began
-        or stayed. Infinite until one was heard of."""
+        """The 99th percentile of the work of prompts whose conversations began or stayed. Infinite
+        before the first."""
         return self._long_s if self._num_long else inf
 
     @property
@@ -72,17 +72,19 @@ class Ongoing:
 
     @property
     def turn_share(self) -> float:
-        """The fraction of prompts, of late, that go on with a conversation; the others begin
-        one."""
+        """The recent fraction of prompts that continue a conversation; the others begin one."""
         return self._num_turns / ((self._num_begun + self._num_turns) or 1.0)
 
     def home(self, session: str) -> Home | None:
-        """Where it was last."""
+        """The replica of its last turn."""
         last = self._last_by_session.get(session)
         return None if last is None else last.home
 
-    def goes_on(self, session: str, home: Home, work_s: float, now: float, *, begins: bool) -> None:
-        """A prompt of it was sent there, that takes `work_s`. Without a name it is nobody's."""
+    def add_turn(
+        self, session: str, home: Home, work_s: float, now: float, *, begins: bool
+    ) -> None:
+        """A prompt of the conversation was sent there, which takes `work_s`. Prompts without a
+        session are ignored."""
         self._hear_of_a_prompt(now)
         last = self._last_by_session.pop(session, None)
         kept = exp2(min(self._counted_at_s - now, 0.0) / HALF_LIFE_S)
@@ -123,7 +125,7 @@ class Ongoing:
             self._leave(session)
 
     def leave(self, home: Home) -> None:
-        """It is gone, and what went on there goes on nowhere."""
+        """It is gone, and its conversations are expected nowhere."""
         ended = [name for name, last in self._last_by_session.items() if last.home is home]
         for session in ended:
             self._leave(session)

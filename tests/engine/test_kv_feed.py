@@ -184,15 +184,15 @@ async def test_a_snapshot_is_read_while_the_engine_is_at_work(
     monkeypatch.setattr(kv_feed, "PART_BLOCKS", 16)
     async with running() as one, aclosing(one.feed.watch()) as feed:
         await one.compute(list(range(200)))
-        index, goes_on = KvIndex(), threading.Event()
+        index, may_proceed = KvIndex(), threading.Event()
         index.apply(REPLICA, await anext(feed))
-        one.thread.post(lambda: wait_for(goes_on))
+        one.thread.post(lambda: wait_for(may_proceed))
 
         for _ in range(3):
             index.apply(REPLICA, await anext(feed))
 
         assert index.num_blocks(REPLICA) == 50
-        goes_on.set()
+        may_proceed.set()
 
 
 def wait_for(event: threading.Event) -> None:

@@ -65,14 +65,14 @@ async def test_who_waits_for_a_peer_that_stands_still_hears_that_it_answers_nobo
     async with pulse_of(replica) as pulse:
         async with pulse.answers("one"):
             await asyncio.sleep(3 * IMPATIENT.ask_after_s)
-        replica.goes_on.clear()
+        replica.may_proceed.clear()
 
         await falls_silent(pulse)
 
         with pytest.raises(Unavailable, match="one answers nobody"):
             async with pulse.answers("one"):
                 raise AssertionError("nobody begins to wait for it")
-        replica.goes_on.set()
+        replica.may_proceed.set()
         await until(lambda: not pulse.is_silent)
         async with pulse.answers("one"):
             await asyncio.sleep(3 * IMPATIENT.ask_after_s)
@@ -81,12 +81,12 @@ async def test_who_waits_for_a_peer_that_stands_still_hears_that_it_answers_nobo
 async def test_a_peer_that_answered_late_is_not_silent_when_it_is_as_late_again() -> None:
     replica = ScriptedReplica("one")
     async with pulse_of(replica) as pulse:
-        replica.goes_on.clear()
+        replica.may_proceed.clear()
         await falls_silent(pulse)
-        replica.goes_on.set()
+        replica.may_proceed.set()
         await until(lambda: not pulse.is_silent)
 
-        replica.goes_on.clear()
+        replica.may_proceed.clear()
         async with pulse.answers("one"):
             await asyncio.sleep(1.5 * IMPATIENT.answer_s)
 
@@ -135,7 +135,7 @@ async def test_a_peer_that_says_something_soon_after_somebody_waits_is_not_asked
     async with pulse.answers("one"):
         for _ in range(5):
             await asyncio.sleep(0)  # whoever asks at once has begun to
-        pulse.hear()
+        pulse.received()
         await asyncio.sleep(0.4)
         assert not it.num_asked
     await channels.close()
@@ -144,10 +144,10 @@ async def test_a_peer_that_says_something_soon_after_somebody_waits_is_not_asked
 
 async def test_a_peer_that_speaks_is_not_asked() -> None:
     replica = ScriptedReplica("one")
-    replica.goes_on.clear()
+    replica.may_proceed.clear()
     async with pulse_of(replica) as pulse, pulse.answers("one"):
         for _ in range(20):
-            pulse.hear()
+            pulse.received()
             await asyncio.sleep(IMPATIENT.answer_s / 20)
 
         assert not pulse.is_silent
@@ -178,7 +178,7 @@ class Faulty(RelayedChannel):
 async def test_a_fault_in_asking_does_not_keep_a_later_silence_from_whoever_waits() -> None:
     replica = ScriptedReplica("one")
     await replica.start()
-    replica.goes_on.clear()
+    replica.may_proceed.clear()
     async with Faulty(Channels().new(replica.info.address)) as channel:
         pulse = Pulse(channel, IMPATIENT)
         async with asyncio.timeout(120):

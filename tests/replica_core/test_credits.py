@@ -14,7 +14,7 @@ BUDGET = 64
 
 
 class Gateways:
-    """Gateways that hear at once, with credits of `BUDGET`."""
+    """Gateways that get every update at once, with credits of `BUDGET`."""
 
     def __init__(self, *names: str, budget: int = BUDGET) -> None:
         self.credits: Credits[str] = Credits(budget)
@@ -30,13 +30,13 @@ class Gateways:
         for _ in range(3):
             lent = self.credits.lend(self.used, self.now)
             for name, credit in lent.items():
-                self.credits.hear(name, demand=self.wanted[name], credit_id=credit.id)
+                self.credits.observe(name, demand=self.wanted[name], credit_id=credit.id)
         return {name: credit.num for name, credit in lent.items()}
 
     def want(self, name: str, num: int) -> None:
         self.wanted[name] = num
         credit = self.credits.lend(self.used, self.now)[name]
-        self.credits.hear(name, demand=num, credit_id=credit.id)
+        self.credits.observe(name, demand=num, credit_id=credit.id)
 
 
 def test_a_gateway_alone_has_everything_and_idle_ones_share_it() -> None:
@@ -121,7 +121,7 @@ def test_a_word_repeated_or_of_one_that_has_left_changes_nothing() -> None:
     before = gateways.settle()
     for _ in range(3):
         gateways.want("a", 50)
-    gateways.credits.hear("gone", demand=9, credit_id=99)
+    gateways.credits.observe("gone", demand=9, credit_id=99)
 
     assert gateways.settle() == before
 
@@ -188,7 +188,7 @@ class SlowWires(RuleBasedStateMachine):
         if self.up.get(name):
             num, waiting, credit_id = self.up[name].popleft()
             self.arrived[name] += num
-            self.credits.hear(name, demand=waiting, credit_id=credit_id)
+            self.credits.observe(name, demand=waiting, credit_id=credit_id)
             self.lend(0.0)
 
     @rule(name=st.sampled_from(NAMES), share=st.floats(0, 1))

@@ -76,9 +76,9 @@ def test_what_a_replica_says_it_has_queued_counts_by_the_token() -> None:
     times = StepTimes(token_s=0.001, pair_s=1e-6, num_prompt_steps=9)
     candidate = Candidate("a", MeasuredSpeed(times=times, max_chunk=512))
 
-    candidate.hear(5_120, 0, now=0.0)
+    candidate.observe(5_120, 0, now=0.0)
     ten = candidate.busy_s(0.0)
-    candidate.hear(51_200, 0, now=0.0)
+    candidate.observe(51_200, 0, now=0.0)
 
     assert candidate.busy_s(0.0) == pytest.approx(10 * ten)
 
@@ -87,13 +87,13 @@ def test_what_is_sent_behind_others_prompts_is_expected_behind_them() -> None:
     """A gateway that counted its own prompts alone would think a replica overdue that computes
     another gateway's."""
     candidate = Candidate("a", ConstantRate(tokens_per_s=1000.0))
-    candidate.hear(4_000, 0, now=0.0)
+    candidate.observe(4_000, 0, now=0.0)
 
     candidate.book(Prompt(number=0, num_tokens=1000, arrived_s=0.0), 0, now=1.0)
 
     assert candidate.busy_s(1.0) == pytest.approx(4.0)
     assert candidate.overdue_s(4.5) == 0.0
-    candidate.hear(0, 0, now=4.9)
+    candidate.observe(0, 0, now=4.9)
     assert candidate.busy_s(4.9) == pytest.approx(0.1)
 
 
@@ -103,11 +103,11 @@ def test_others_prompts_that_were_expected_and_are_gone_keep_nobody_away() -> No
     candidate = Candidate("a", ConstantRate(tokens_per_s=1000.0))
     held_up, passed_on = (Prompt(number=n, num_tokens=1000, arrived_s=0.0) for n in range(2))
     candidate.book(held_up, 0, now=0.0)
-    candidate.hear(101_000, 0, now=0.0)
+    candidate.observe(101_000, 0, now=0.0)
     candidate.book(passed_on, 0, now=0.0)
     assert candidate.busy_s(0.0) == 102.0
 
-    candidate.hear(1_000, 0, now=0.5)
+    candidate.observe(1_000, 0, now=0.5)
     candidate.finished(passed_on, 2.0)
 
     assert candidate.busy_s(2.0) == pytest.approx(0.0)

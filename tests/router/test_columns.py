@@ -101,7 +101,7 @@ def candidate(name: str, known: Facts) -> Candidate:
         made.book(prompt, 0, NOW - before_s)
     if sent and known.is_oldest_over:
         made.finished(sent[0], NOW)
-    made.hear(known.num_queued_tokens, known.num_running, NOW)
+    made.observe(known.num_queued_tokens, known.num_running, NOW)
     for number, (due_s, work_s) in enumerate(known.in_line):
         made.add(Waiting(asks(number, 100), made, work_s, due_s))
     return made
@@ -164,8 +164,8 @@ def plain_costs(
 def taught(prompt: Prompt) -> tuple[Turns, Heat]:
     turns, heat = Turns(), Heat()
     for _ in range(NUM_BEGUN):
-        turns.hear(SPEEDS[0].prefill_s(prompt.num_tokens, 0))
-        heat.hear(prompt, prompt.arrived_s)
+        turns.observe(SPEEDS[0].prefill_s(prompt.num_tokens, 0))
+        heat.observe(prompt, prompt.arrived_s)
     return turns, heat
 
 
@@ -182,7 +182,7 @@ def test_costs_over_columns_are_those_of_the_plain_formula(
             name = "asks" if number == at == 0 else f"{number}-{at}"
             for turn in range(num_turns):
                 at_s, begins = NOW - 20 + 4 * turn + at, turn == 0
-                table.all.columns.ongoing.goes_on(name, one, 0.5 + at, at_s, begins=begins)
+                table.all.columns.ongoing.add_turn(name, one, 0.5 + at, at_s, begins=begins)
     prompt = replace(prompt, session="asks")
     for _ in range(NUM_BEGUN):
         policy.placed(prompt, Candidate("first", SPEEDS[0]))

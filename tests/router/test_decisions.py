@@ -117,7 +117,7 @@ def test_nine_of_ten_fall_into_the_interval_whatever_predictions_are_off_by() ->
         interval = errors.interval(predicted)
         if number >= 200:
             num_inside += interval.low <= predicted * factor <= interval.high
-        errors.hear(predicted, predicted * factor)
+        errors.observe(predicted, predicted * factor)
 
     assert 0.87 < num_inside / 1000 < 0.93
     large = errors.interval(3.0)
@@ -139,6 +139,6 @@ def test_errors_that_grow_all_the_time_are_caught_up_with() -> None:
         actual = draw.lognormvariate(number / 200, 0.3)
         interval = errors.interval(1.0)
         num_inside += interval.low <= actual <= interval.high
-        errors.hear(1.0, actual)
+        errors.observe(1.0, actual)
 
     assert num_inside / 1000 > 0.8

@@ -223,7 +223,7 @@ def test_answers_that_were_short_make_speed_count_for_less() -> None:
 
     assert decoded_by() == "far"
     for _ in range(5):
-        typical.hear(2)
+        typical.observe(2)
     assert decoded_by() == "near"
 
 

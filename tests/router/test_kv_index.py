@@ -349,7 +349,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.loading_by_epoch.pop(epoch, None)
 
     @rule(epoch=st.sampled_from(EPOCHS), data=st.data())
-    def hear(self, epoch: Epoch, data: st.DataObject) -> None:
+    def observe(self, epoch: Epoch, data: st.DataObject) -> None:
         said = self.replica_by_epoch[epoch].said
         believed = self.believed_by_epoch.get(epoch)
         next_one = st.just(believed.num_heard if believed else 0)

@@ -181,7 +181,7 @@ def test_who_is_busy_for_longer_than_all_others_lines_looks_nobody_up() -> None:
     waiting = [Prompt(number=number, num_tokens=1000, arrived_s=0.0) for number in (7, 8)]
     for prompt in waiting:
         assert line.arrive(prompt, only, PrefixHits(np.zeros(1)), 0.0) is None
-    busy.hear(10_000, 0, now=0.0)
+    busy.observe(10_000, 0, now=0.0)
 
     assert line.next(candidates, 0.0) == (soon_free, waiting[1])
     assert set(looked_up) == {soon_free.name}

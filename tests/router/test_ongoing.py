@@ -90,7 +90,7 @@ def test_what_conversations_bring_is_supposed_until_many_are_known() -> None:
 def test_work_without_a_number_is_not_heard() -> None:
     ongoing, (home, _) = Ongoing(), fleet().all
     for now, work_s in enumerate((2.0, inf, nan, 1.0)):
-        ongoing.goes_on("s", home, work_s, float(now), begins=now == 0)
+        ongoing.add_turn("s", home, work_s, float(now), begins=now == 0)
 
     assert ongoing.long_s == 2.0
     assert ongoing.future_s() == pytest.approx(1.0 * 3 / (1 + NUM_SUPPOSED_BEGUN), rel=0.01)
@@ -103,7 +103,7 @@ def test_a_long_prompt_is_one_in_a_hundred_of_those_that_began_or_stayed_there()
 
     for number in range(20_000):
         seconds = random.random()
-        ongoing.goes_on(f"s{number}", home, seconds, float(number), begins=True)
-        ongoing.goes_on(f"s{number}", other, 1000.0, number + 0.5, begins=False)
+        ongoing.add_turn(f"s{number}", home, seconds, float(number), begins=True)
+        ongoing.add_turn(f"s{number}", other, 1000.0, number + 0.5, begins=False)
 
     assert ongoing.long_s == pytest.approx(0.99, abs=0.1)

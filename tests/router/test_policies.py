@@ -235,7 +235,7 @@ def test_what_conversations_begin_with_is_charged_to_all_of_them() -> None:
     """Four replicas; three conversations begin with u v: two others share it, at 1 / (1 + 2/4)."""
     heat = Heat()
     for number, names in enumerate(("uvwx", "uvab", "uvcd")):
-        heat.hear(prompt(number, 450, names), 0.0)
+        heat.observe(prompt(number, 450, names), 0.0)
 
     charge = heat.charge(prompt(5, 450, "uvwx"), 4, 0.0)
 
@@ -243,7 +243,7 @@ def test_what_conversations_begin_with_is_charged_to_all_of_them() -> None:
     assert charge.before(np.array(450.0)) == pytest.approx(200 / 1.5 + 250)
     later = heat.charge(prompt(5, 450, "uvwx"), 4, 600.0)  # half as many, half a life later
     assert later.before(np.array(200.0)) == pytest.approx(200 / (1 + 0.5 / 4))
-    heat.hear(prompt(6, 450, "uv"), 600.0)
+    heat.observe(prompt(6, 450, "uv"), 600.0)
     again = heat.charge(prompt(5, 450, "uvwx"), 4, 600.0)
     assert again.before(np.array(200.0)) == pytest.approx(200 / (1 + 1.5 / 4))
     assert heat.charge(prompt(5, 450, "uvwx"), 0, 0.0).before(np.array(450.0)) == 450
@@ -275,9 +275,9 @@ def test_a_session_that_has_a_name_keeps_it_where_a_turn_comes_without() -> None
 
 def test_a_cost_that_is_no_number_loses_and_a_prompt_of_no_length_is_not_typical() -> None:
     candidates, turns = replicas().all, Turns()
-    turns.hear(2.0)
+    turns.observe(2.0)
 
-    turns.hear(nan)
+    turns.observe(nan)
 
     assert turns.typical_s == 2.0
     assert cheapest(ASKS, candidates, Costs(np.array([nan, 2.0, 1.0]))) == 2

@@ -79,25 +79,25 @@ def test_the_longest_holding_of_another_replica_is_asked() -> None:
 
 def test_rates_are_those_configured_until_receipts_tell_better() -> None:
     meter = RateMeter(EQUAL)
-    hear = partial(meter.hear, pair=None, now=0.0)
+    observe = partial(meter.observe, pair=None, now=0.0)
     assert meter.rates == EQUAL
 
-    hear(Receipt(prompt_tokens=500, cached_tokens=100, prefill_ms=100.0))
+    observe(Receipt(prompt_tokens=500, cached_tokens=100, prefill_ms=100.0))
     assert meter.rates == replace(EQUAL, tokens_per_s=4000.0)
 
-    hear(Receipt(pulled_tokens=64, kv_bytes=10**6, transfer_ms=10.0, transport="shm"))
+    observe(Receipt(pulled_tokens=64, kv_bytes=10**6, transfer_ms=10.0, transport="shm"))
     assert meter.rates == replace(EQUAL, tokens_per_s=4000.0, bytes_per_s=1e8)
 
-    hear(Receipt(pulled_tokens=64, kv_bytes=10**6, transfer_ms=5.0, transport="shm"))
+    observe(Receipt(pulled_tokens=64, kv_bytes=10**6, transfer_ms=5.0, transport="shm"))
     assert meter.rates.bytes_per_s == pytest.approx(1.2e8)
 
 
 def test_a_handoffs_time_says_nothing_of_how_fast_kv_travels() -> None:
     meter = RateMeter(EQUAL)
-    hear = partial(meter.hear, pair=(A.epoch, B.epoch), now=0.0)
+    observe = partial(meter.observe, pair=(A.epoch, B.epoch), now=0.0)
 
-    hear(Receipt(prefill_replica="p", pulled_tokens=9, kv_bytes=10**9, transfer_ms=1.0))
-    hear(Receipt(pulled_tokens=9, kv_bytes=100, transfer_ms=1.0))  # latency alone
+    observe(Receipt(prefill_replica="p", pulled_tokens=9, kv_bytes=10**9, transfer_ms=1.0))
+    observe(Receipt(pulled_tokens=9, kv_bytes=100, transfer_ms=1.0))  # latency alone
 
     assert meter.rates == EQUAL
 
@@ -113,8 +113,8 @@ def test_who_is_far_away_is_not_asked_while_another_has_nearly_as_much() -> None
     assert ask([far, near], rates=meter.rates) == far
 
     for _ in range(5):  # fifty times slower than all are known to be
-        meter.hear(pulled(10**6, 50e6 / CHEAP.bytes_per_s), (A.epoch, B.epoch), now=1.0)
-        meter.hear(pulled(10**6, 1e6 / CHEAP.bytes_per_s), (C.epoch, B.epoch), now=1.0)
+        meter.observe(pulled(10**6, 50e6 / CHEAP.bytes_per_s), (A.epoch, B.epoch), now=1.0)
+        meter.observe(pulled(10**6, 1e6 / CHEAP.bytes_per_s), (C.epoch, B.epoch), now=1.0)
 
     assert ask([far, near], rates=meter.rates) == near
     assert ask([far], rates=meter.rates) is None  # to compute it is sooner
@@ -124,10 +124,10 @@ def test_who_is_far_away_is_not_asked_while_another_has_nearly_as_much() -> None
 def test_a_link_that_was_slow_long_ago_is_tried_again() -> None:
     meter, pair = RateMeter(CHEAP), (A.epoch, B.epoch)
     for _ in range(5):
-        meter.hear(pulled(10**6, 10.0), pair, now=1.0)
+        meter.observe(pulled(10**6, 10.0), pair, now=1.0)
     slow_s = meter.rates.fetch_s(1000, LAYOUT, pair)
 
-    meter.hear(Receipt(), None, now=1.0 + 2 * FORGET_S)
+    meter.observe(Receipt(), None, now=1.0 + 2 * FORGET_S)
 
     assert meter.rates.fetch_s(1000, LAYOUT, pair) < slow_s
     assert meter.rates.fetch_s(1000, LAYOUT, pair) == meter.rates.fetch_s(
@@ -138,7 +138,7 @@ def test_a_link_that_was_slow_long_ago_is_tried_again() -> None:
 def test_a_links_latency_and_rate_are_told_apart() -> None:
     usual, links, pair = LinkTime(0.01, 1e9), LinkTimes(), (A.epoch, B.epoch)
     for num_bytes in (10**6, 10**8) * 20:
-        links.hear(pair, num_bytes, 0.05 + num_bytes / 1e8, usual)
+        links.observe(pair, num_bytes, 0.05 + num_bytes / 1e8, usual)
 
     line = links.of(pair)
 
@@ -230,8 +230,8 @@ Q = make_replica("q", role=Role.PREFILL)
 def test_who_is_far_from_who_decodes_computes_nothing_for_it_while_others_are_free() -> None:
     meter = RateMeter(EQUAL)
     for _ in range(5):
-        meter.hear(handed_off(10**6, 2.0), None, 1.0, (P.epoch, A.epoch))
-        meter.hear(handed_off(10**6, 0.001), None, 1.0, (Q.epoch, A.epoch))
+        meter.observe(handed_off(10**6, 2.0), None, 1.0, (P.epoch, A.epoch))
+        meter.observe(handed_off(10**6, 0.001), None, 1.0, (Q.epoch, A.epoch))
     rates = replace(meter.rates, is_enabled=False)
 
     by_a = place(1000, known(A), known(P, num_cached_tokens=500), known(Q), rates=rates)
@@ -272,8 +272,8 @@ def test_who_has_a_prefix_is_left_for_one_that_fetches_it_if_that_is_sooner() ->
 def test_a_prefix_is_fetched_over_a_near_link_rather_than_a_far_one() -> None:
     meter = RateMeter(CHEAP)
     for _ in range(5):
-        meter.hear(pulled(10**6, 500e6 / CHEAP.bytes_per_s), (P.epoch, B.epoch), now=1.0)
-        meter.hear(pulled(10**6, 1e6 / CHEAP.bytes_per_s), (P.epoch, C.epoch), now=1.0)
+        meter.observe(pulled(10**6, 500e6 / CHEAP.bytes_per_s), (P.epoch, B.epoch), now=1.0)
+        meter.observe(pulled(10**6, 1e6 / CHEAP.bytes_per_s), (P.epoch, C.epoch), now=1.0)
     rates = replace(meter.rates, bytes_per_s=CHEAP.bytes_per_s)
 
     placement = place(
@@ -289,8 +289,8 @@ def test_a_prefix_is_fetched_over_a_near_link_rather_than_a_far_one() -> None:
 def test_one_handoff_that_was_late_says_nothing_of_the_two() -> None:
     meter = RateMeter(EQUAL)
     for _ in range(5):
-        meter.hear(handed_off(1000 * BYTES_PER_TOKEN, 0.001), None, 1.0, (Q.epoch, A.epoch))
-    meter.hear(handed_off(1000 * BYTES_PER_TOKEN, 2.0), None, 1.0, (P.epoch, A.epoch))
+        meter.observe(handed_off(1000 * BYTES_PER_TOKEN, 0.001), None, 1.0, (Q.epoch, A.epoch))
+    meter.observe(handed_off(1000 * BYTES_PER_TOKEN, 2.0), None, 1.0, (P.epoch, A.epoch))
     rates = replace(meter.rates, is_enabled=False)
 
     placement = place(1000, known(A), known(P, num_cached_tokens=500), known(Q), rates=rates)

@@ -122,7 +122,7 @@ def test_an_urgent_prompt_goes_before_those_that_came_first_but_not_for_ever() -
 
 def test_of_those_that_wait_the_one_that_must_begin_first_is_first_and_late_ones_are_last() -> None:
     turns = Turns()
-    turns.hear(4.0)  # without an objective, nobody is due later than 12 s after its arrival
+    turns.observe(4.0)  # without an objective, nobody is due later than 12 s after its arrival
 
     def due_s(
         number: int,
@@ -158,7 +158,7 @@ def test_who_was_bound_late_is_told_why_it_went_there_though_another_costs_less(
     [(_, placement)] = [one for one in busy if one[0] == waited_for.name]
     assert isinstance(placement, Placement)
     waited_for.finished(placement.prompt, 2.2)
-    waited_for.hear(10_000, 0, now=2.2)
+    waited_for.observe(10_000, 0, now=2.2)
 
     [(_, placement)] = router.served(lambda names: view, 2.2)
 

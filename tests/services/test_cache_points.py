@@ -53,6 +53,7 @@ async def flood(fleet: Fleet, num_prompts: int = 8) -> None:
     """Other prompts, more than the caches hold."""
     for number in range(num_prompts):
         await fleet.ask([100 + number] * 60, replace(GREEDY, max_tokens=2))
+        await fleet.assert_nothing_is_held()  # or P would have no room for the next
 
 
 async def test_a_pinned_prompt_stays_on_both_replicas_that_had_its_kv() -> None:
@@ -81,6 +82,7 @@ async def test_a_prompt_waits_for_a_computed_one_to_be_fetched_rather_than_take_
     changes = {"chaos": {"enabled": True}}
     async with running_fleet(make_engine=small_engine, changes=changes) as fleet:
         await fleet.ask(PROMPT, cache_points=FOR_AN_HOUR)
+        await fleet.assert_nothing_is_held()
         chaos = fleet.replicas[DECODE].chaos
         assert chaos is not None
         late = ChaosRule(at="transfer.settle", fault=Fault.DELAY, rate=1.0, delay_s=0.25)
@@ -100,6 +102,7 @@ async def test_a_prompt_waits_for_a_computed_one_to_be_fetched_rather_than_take_
 async def test_without_a_point_the_same_prompt_is_evicted() -> None:
     async with running_fleet(make_engine=small_engine) as fleet:
         await fleet.ask(PROMPT)
+        await fleet.assert_nothing_is_held()
         await flood(fleet)
 
         again = await fleet.ask(PROMPT)

@@ -129,7 +129,7 @@ class Lent:
         for _ in range(3):
             self.lending.publish(Capacity(), now=0.0)
             for session in self.sessions.values():
-                self.lending.hear(session, Demand(credit_id=session.capacity.credit_id))
+                self.lending.observe(session, Demand(credit_id=session.capacity.credit_id))
         return {name: session.capacity.credit_tokens for name, session in self.sessions.items()}
 
 

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from tests.in_process_fleet import GREEDY, Fleet, echo_engine, running_fleet
 from torch import Tensor
 
 from baton.core.errors import TransferCut
-from baton.core.ids import new_epoch, new_request_id
+from baton.core.ids import ReplicaId, new_epoch, new_request_id
 from baton.core.messages import GenerateRequest, Receipt
 from baton.core.replicas import Role
 from baton.decode_service.generating import Generating
 from baton.decode_service.session import GatewaySession
 from baton.engine.engine import Engine
+from baton.engine.request.step_report import StepReport
+from baton.engine.step_hooks import ALONE, StepHooks
 from baton.gateway.requests.generations.generation import Generation
-from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer
+from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.transport.grpc import GrpcTransport
 
 PROMPT = tuple(range(3, 40))
@@ -139,33 +141,44 @@ async def test_the_decode_replica_alone_says_when_the_context_is_full(
         await fleet.assert_nothing_is_held()
 
 
-def slow_engine(role: Role) -> Engine:
-    engine = echo_engine(role, prefill_chunk=4)
-    forward = engine.runner.forward
-
-    def forward_slowly(chunks: object, on_layer: object) -> object:
-        time.sleep(0.02 if role is Role.PREFILL else 0)
-        return forward(chunks, on_layer)  # type: ignore[arg-type]
-
-    engine.runner.forward = forward_slowly  # type: ignore[method-assign, assignment]
-    return engine
-
-
 async def test_a_piece_that_is_corrupt_before_the_first_token_is_named_in_the_notes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     honest = GrpcTransport.open
+    num_pieces, num_steps, is_aborted = 0, 0, False
 
-    async def corrupt(
-        self: GrpcTransport, address: str, request: OpenTransfer
-    ) -> AsyncGenerator[KvPiece, None]:
-        async for piece in honest(self, address, request):
-            yield replace(
-                piece, views=tuple(memoryview(bytes(view.nbytes)) for view in piece.views)
-            )
+    async with running_fleet(make_engine=partial(echo_engine, prefill_chunk=4)) as fleet:
+        name = ReplicaId("prefill-1")
+        engine, core = fleet.engines[name], fleet.replicas[name].worker.core
+        step, settle = engine.step, core.kv.sender.settle
 
-    monkeypatch.setattr(GrpcTransport, "open", corrupt)
-    async with running_fleet(make_engine=slow_engine) as fleet:
+        async def corrupt(
+            self: GrpcTransport, address: str, request: OpenTransfer
+        ) -> AsyncGenerator[KvPiece, None]:
+            nonlocal num_pieces
+            async for piece in honest(self, address, request):
+                num_pieces += 1
+                core.thread.post(lambda: None)  # there is work now
+                yield replace(
+                    piece, views=tuple(memoryview(bytes(view.nbytes)) for view in piece.views)
+                )
+
+        def halting(hooks: StepHooks = ALONE) -> StepReport:
+            """A chunk a piece that has come; the last one once the receiver has given up."""
+            nonlocal num_steps
+            if not is_aborted and (num_steps > num_pieces or num_steps == len(PROMPT) // 4):
+                return StepReport()
+            num_steps += bool(engine.request_ids)
+            return step(hooks)
+
+        def heard(request: SettleTransfer) -> Outcome:
+            nonlocal is_aborted
+            is_aborted = True
+            return settle(request)
+
+        monkeypatch.setattr(GrpcTransport, "open", corrupt)
+        monkeypatch.setattr(engine, "step", halting)
+        monkeypatch.setattr(core.kv.sender, "settle", heard)
         answer = await fleet.ask(PROMPT)
 
         [note] = answer.receipt.notes

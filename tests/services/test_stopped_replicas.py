@@ -12,6 +12,7 @@ from tests.services.replica_process import ReplicaProcess, replica_process
 
 from baton.core.replicas import Role
 from baton.engine.passes.echo import echo_output
+from baton.proto.pulse import PingTiming
 from baton.router.cache.prompt_names import PromptNames
 
 pytestmark = pytest.mark.wide  # processes that import torch
@@ -39,7 +40,7 @@ async def nothing_is_held(process: ReplicaProcess) -> None:
 
 async def test_a_prompt_in_flight_at_a_stopped_prefill_replica_is_computed_elsewhere() -> None:
     with replica_process(Role.PREFILL, step_s=2.0) as process:
-        async with running_fleet(prefill=0) as fleet:
+        async with running_fleet(prefill=0, ping_timing=PingTiming()) as fleet:
             await meet(fleet, process)
             candidate = fleet.dispatcher.fleet.loads.candidate(process.info.epoch)
             assert candidate is not None
@@ -62,7 +63,7 @@ async def test_a_prompt_in_flight_at_a_stopped_prefill_replica_is_computed_elsew
 async def test_what_a_stopped_decode_replica_generates_goes_on_elsewhere() -> None:
     long = replace(GREEDY, max_tokens=600)
     with replica_process(Role.DECODE, step_s=0.02) as process:
-        async with running_fleet(prefill=1, decode=0) as fleet:
+        async with running_fleet(prefill=1, decode=0, ping_timing=PingTiming()) as fleet:
             await meet(fleet, process)
 
             async def stop(num_tokens: int) -> None:
@@ -82,7 +83,7 @@ async def test_what_a_stopped_decode_replica_generates_goes_on_elsewhere() -> No
 
 async def test_a_prefill_replica_that_is_only_busy_keeps_its_prompt() -> None:
     with replica_process(Role.PREFILL, step_s=2.0, num_spinning=4) as process:
-        async with running_fleet(prefill=0) as fleet:
+        async with running_fleet(prefill=0, ping_timing=PingTiming()) as fleet:
             await meet(fleet, process)
 
             answer = await fleet.ask(PROMPT[:17])

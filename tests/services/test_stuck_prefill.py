@@ -63,11 +63,11 @@ def lose_patience_after_a_fault(
 @contextmanager
 def stuck_in_a_pass(fleet: Fleet, replica_id: str) -> Iterator[None]:
     """Its engine's thread hangs as by a kernel that never ends; its event loop answers."""
-    runner, goes_on = fleet.engines[ReplicaId(replica_id)].runner, threading.Event()
+    runner, may_proceed = fleet.engines[ReplicaId(replica_id)].runner, threading.Event()
     forward = runner.forward
 
     def hang(*args: Any, **options: Any) -> Any:
-        goes_on.wait(100)
+        may_proceed.wait(100)
         return forward(*args, **options)
 
     runner.forward = hang  # type: ignore[method-assign]
@@ -75,7 +75,7 @@ def stuck_in_a_pass(fleet: Fleet, replica_id: str) -> Iterator[None]:
         yield
     finally:
         runner.forward = forward  # type: ignore[method-assign]
-        goes_on.set()
+        may_proceed.set()
 
 
 def let_layers_leave_together(fleet: Fleet) -> None:
@@ -126,6 +126,7 @@ async def test_one_prompt_asks_a_replica_again_and_once_it_is_answered_all_do(
         patience = fleet.replicas[ReplicaId("decode-2")].worker.core.kv.patience
         stuck, now = fleet.replicas[ReplicaId("prefill-1")].info.epoch, engine.clock
         await until(lambda: not patience.why_avoided(stuck, now()))
+        await fleet.assert_nothing_is_held()  # the requests that it was to compute have left it
         monkeypatch.setattr(source_patience, "LEAST_S", 100.0)
 
         with stuck_in_a_pass(fleet, "prefill-1"):

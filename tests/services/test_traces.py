@@ -61,6 +61,7 @@ async def traced_world(prefill: int = 1, decode: int = 1) -> AsyncIterator[World
             try:
                 async with httpx.AsyncClient(base_url=url, timeout=60) as http:
                     yield World(fleet, collector, http, f"127.0.0.1:{gateway.grpc_port}")
+                    await fleet.assert_nothing_is_held()
             finally:
                 await gateway.stop(5)
 

@@ -70,7 +70,7 @@ class ReplicaCommands:
             return 0
         return await self._links.calls(epoch).reset_prefix_cache(ANSWER_S)
 
-    def hear(self, epoch: Epoch, said: CapacityReport) -> None:
+    def observe(self, epoch: Epoch, said: CapacityReport) -> None:
         told_at_s, heard_at_s = self._told_at_s.get(epoch), said.heard_at_s
         if told_at_s is None or said.capacity is None or heard_at_s is None:
             return

@@ -65,7 +65,7 @@ class CapacityReport:
         self.heard_at_s = self._clock()
         return True
 
-    def hear(self, message: pb.Capacity) -> Capacity:
+    def observe(self, message: pb.Capacity) -> Capacity:
         """Take in a full report; step times are not in every one. An impossible value is replaced
         by the previous one, since predictions depend on it.
         """
@@ -210,7 +210,7 @@ class ReplicaLink(ABC, Generic[F]):
             turn.end()
 
     def _hear(self, frame: F) -> None:
-        self._pulse.hear()
+        self._pulse.received()
         self._receive(frame)
 
     def _hear_capacity(self, message: pb.Capacity) -> None:
@@ -221,7 +221,7 @@ class ReplicaLink(ABC, Generic[F]):
             self._on_change()
 
     def _hear_news(self, message: pb.Capacity) -> None:
-        capacity = self.capacity_report.hear(message)
+        capacity = self.capacity_report.observe(message)
         self._is_connected.set()  # the first frame answers our Hello
         if self._turn is not None:
             self._turn.end()

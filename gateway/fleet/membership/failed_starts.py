@@ -30,7 +30,7 @@ class FailedStarts:
         """Replicas that were starting when the last one failed."""
         self.num = 0
 
-    def hear(self, failed: Sequence[StartingReplica], before: Sequence[StartingReplica]) -> None:
+    def observe(self, failed: Sequence[StartingReplica], before: Sequence[StartingReplica]) -> None:
         """Take in new failed starts; `before`: the replicas that were starting until then."""
         for one in failed:
             if one.role is Role.DECODE:

@@ -75,7 +75,7 @@ class WarmUp:
         else:
             self._end()
 
-    def hear(self, epoch: Epoch, *, is_all: bool) -> None:
+    def observe(self, epoch: Epoch, *, is_all: bool) -> None:
         """Take in a part of a replica's cache; `is_all`: no more will come."""
         self.go_on()
         if is_all:

@@ -51,7 +51,7 @@ class FirstToken:
     def comes(self) -> None:
         """Safe to repeat."""
         if self._foreseen_s is not None:
-            self._errors.hear(self._foreseen_s, self._clock() - self._asked_s)
+            self._errors.observe(self._foreseen_s, self._clock() - self._asked_s)
             self._foreseen_s = None
 
     def never_comes(self) -> None:
@@ -62,7 +62,7 @@ class FirstToken:
         waited_s = self._clock() - self._asked_s
         if foreseen_s is not None and waited_s > foreseen_s:
             at_least_s = self._errors.interval(foreseen_s).high
-            self._errors.hear(foreseen_s, max(waited_s, at_least_s))
+            self._errors.observe(foreseen_s, max(waited_s, at_least_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ class DecisionLog:
             else self.itl_errors.interval(itl_s, _spread(outlook.decode.capacity)),
         )
 
-    def hear(self, receipt: Receipt, decode: Epoch) -> None:
+    def observe(self, receipt: Receipt, decode: Epoch) -> None:
         """Learn the tokens per step at `decode` from the receipt of a request that ended there."""
         num_steps = receipt.output_tokens - receipt.accepted_tokens - 1
         if num_steps > 0:
@@ -213,7 +213,7 @@ class FollowedDecision:
         self._last_s = now
         self._asked.kept.deliver(num_tokens, now)
 
-    def hear(self, receipt: Receipt, decode: Epoch) -> None:
+    def observe(self, receipt: Receipt, decode: Epoch) -> None:
         """Take D's receipt of the attempt; the last one counts."""
         self._receipt = receipt, decode
 
@@ -223,12 +223,12 @@ class FollowedDecision:
             return
         self._is_over = True
         if self._receipt is not None:
-            self._log.hear(*self._receipt)
+            self._log.observe(*self._receipt)
         num_gaps = self._num_tokens - self._num_at_first
         itl_s = (self._last_s - self._first_s) / num_gaps if num_gaps else None
         predicted_s = self._decision.predicted_itl_s
         if itl_s is not None and predicted_s is not None:
-            self._log.itl_errors.hear(predicted_s, itl_s)
+            self._log.itl_errors.observe(predicted_s, itl_s)
         self._log.decisions.finish(self._number, num_output_tokens=self._num_tokens, itl_s=itl_s)
 
     def _conclude(self, first_token_s: float) -> None:

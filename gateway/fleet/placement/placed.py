@@ -56,10 +56,10 @@ class Placed:
         """The address of its decode replica."""
         return self.placement.decode.endpoint
 
-    def hear(self, receipt: Receipt) -> None:
+    def observe(self, receipt: Receipt) -> None:
         """Take in the attempt's receipt."""
         if self._followed is not None:
-            self._followed.hear(receipt, self.placement.decode.epoch)
+            self._followed.observe(receipt, self.placement.decode.epoch)
         computed_by = (
             peer.epoch
             for peer in self.placement.prefill

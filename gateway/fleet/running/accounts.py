@@ -67,7 +67,7 @@ class Accounts:
         """Add the milliseconds that the request waited for a place."""
         self._queue_ms += queue_ms
 
-    def hear(self, receipt: Receipt | None, num_tokens: int) -> None:
+    def observe(self, receipt: Receipt | None, num_tokens: int) -> None:
         """Take in the current attempt's latest receipt, and the tokens that came with it."""
         if receipt is not None:
             self._current = receipt

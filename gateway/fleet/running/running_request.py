@@ -206,9 +206,9 @@ class RunningRequest:
 
     def _take(self, placed: Placed, update: TokenUpdate) -> None:
         """Take an update: its tokens are final, and any later attempt continues after them."""
-        self._accounts.hear(update.receipt, len(update.tokens))
+        self._accounts.observe(update.receipt, len(update.tokens))
         if update.is_last and update.receipt is not None:
-            placed.hear(update.receipt)
+            placed.observe(update.receipt)
         if update.tokens:
             placed.deliver(len(update.tokens))
             self._charge(len(update.tokens))

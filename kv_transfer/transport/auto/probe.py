@@ -37,6 +37,8 @@ from baton.kv_transfer.transport.control.client import ControlClient, ProbeOffer
 MAX_LENT_FRACTION = 1 / 16
 """Share of a pool that probes may hold together; one block they may always hold."""
 MAX_PROBE_S = 10.0
+SETTLE_TIMEOUT_S = 2.0
+"""Seconds for P to hear that a probe is over, also one that has taken too long: others wait."""
 MAX_IN_FLIGHT = 4
 """Pieces being copied and verified at once."""
 
@@ -196,8 +198,9 @@ class Prober:
             receiver_epoch=request.receiver_epoch,
             outcome=outcome,
         )
-        with suppress(TransferError):  # it expires by itself
-            await self._control.settle(address, told)
+        with suppress(TransferError, TimeoutError):  # it expires by itself
+            async with asyncio.timeout(SETTLE_TIMEOUT_S):
+                await self._control.settle(address, told)
 
 
 async def _read(piece: KvPiece, unit_bytes: int) -> None:

@@ -122,7 +122,7 @@ class ControlClient:
             line, message = await self._lines.begin(address, opening, door)
             telling = asyncio.create_task(taking.tell(line))
             while message is not None:
-                pulse.hear()
+                pulse.received()
                 heard = read_pieces(message)
                 for header, data in heard.pieces:
                     yield AnnouncedPiece(message=header, data=data, take=taking.expect(header))

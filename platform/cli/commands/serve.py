@@ -20,6 +20,7 @@ from baton.platform.cli.runs.serve import run
 from baton.platform.cli.runs.start_check import StartCheck
 from baton.platform.cli.terminal.errors import errors_in_one_line
 from baton.platform.cli.terminal.progress import download_bars
+from baton.platform.cluster.head_address import check_head
 from baton.platform.cluster.local_cluster import check_ray_folder
 from baton.platform.config.deployment import DeploymentConfig, configure, override
 from baton.platform.doctor.process_room import check_process_room
@@ -70,6 +71,8 @@ def serve(
                 known = msgspec.structs.replace(config.security, default_token="none")
                 load_security(known)  # Ray's own token may be drawn later
                 check_ray_folder()
+            else:
+                check_head(config.ray.address)
             _check_ports(config)
             memory = read_memory()
             check_process_room(config, memory)

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from baton.core.errors import Unavailable
+from baton.platform.cli.terminal.rays_words import in_one_line
+from baton.platform.cluster.head_address import check_head
 from baton.platform.cluster.local_cluster import joining_environment
 
 THIS_CLUSTER = "auto"
@@ -18,6 +20,7 @@ THIS_CLUSTER = "auto"
 @contextmanager
 def connected(address: str) -> Iterator[None]:
     """Raises Unavailable if there is no cluster."""
+    check_head(address)
     os.environ.update(joining_environment())
     import ray
 
@@ -31,11 +34,17 @@ def connected(address: str) -> Iterator[None]:
             logging_level=logging.ERROR,
         )
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise Unavailable(
-            f"no Ray cluster at {address or 'RAY_ADDRESS, or on this machine'}: {error}; give its "
-            "address with --address"
-        ) from None
+        raise Unavailable(_why(address or os.environ.get("RAY_ADDRESS", ""), error)) from None
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _why(address: str, error: Exception) -> str:
+    if address:
+        return f"no Ray cluster at {address}: {in_one_line(str(error))}"
+    return (
+        "no Ray cluster runs on this machine: start one with `ray start --head` (`baton serve` "
+        "brings its own), or say where one is with --address or RAY_ADDRESS"
+    )

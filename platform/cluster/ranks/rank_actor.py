@@ -14,8 +14,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from baton.core.ids import ReplicaId
-from baton.core.kv_arena import watching
-from baton.core.rank_memory import WriteWatch
 from baton.core.replicas import StartingReplica
 from baton.platform.cluster.actor_log import start_actor_log
 from baton.platform.cluster.nodes.node_model import assigned_here
@@ -40,7 +38,6 @@ class RankActor:
     def __init__(self, name: str) -> None:
         self._name = name
         self._life: Lifetime | None = None
-        self._writes = WriteWatch()
         self._has_left = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -51,7 +48,7 @@ class RankActor:
         """Compute until the lead ends; raises when a rank is gone."""
         start_actor_log(assignment.config, f"{assignment.replica_id}:rank-{rank}")
         assignment = await assigned_here(assignment)
-        await asyncio.to_thread(_follow, assignment, meeting, rank, self._writes)
+        await asyncio.to_thread(_follow, assignment, meeting, rank)
 
     async def lead(self, assignment: Assignment, meeting: Rendezvous, rank: int) -> None:
         """Serve with an engine of its own. Returns when told to leave; raises if it cannot."""
@@ -97,13 +94,12 @@ class RankActor:
         return read_links()
 
     async def is_there(self) -> None:
-        """Raises EngineFailed if its engine has failed, or if it hangs in a write to its blocks."""
-        self._writes.check()
+        """Raises EngineFailed if its engine has failed."""
         if self._life is not None:
             self._life.check_health()
 
 
-def _follow(assignment: Assignment, meeting: Rendezvous, rank: int, writes: WriteWatch) -> None:
+def _follow(assignment: Assignment, meeting: Rendezvous, rank: int) -> None:
     from baton.engine.assemble import find_device, follow_lead
     from baton.engine.mesh.ranks import join
     from baton.kv_transfer.transports import registering
@@ -118,12 +114,11 @@ def _follow(assignment: Assignment, meeting: Rendezvous, rank: int, writes: Writ
         cores.place_threads()
     # On CPUs the lead has this rank's memory mapped; of equal replicas it lends its own.
     is_lent_here = not (is_on_cpu or meeting.mesh.engine.has_whole_models)
-    introduce = registering(config.kv_ways) if is_lent_here else None
     follow_lead(
         assignment.folder,
         engine_config(config, role),
         join(meeting, rank),
-        introduce=watching(introduce, writes) if introduce is not None else None,
+        introduce=registering(config.kv_ways) if is_lent_here else None,
         dtype=config.dtype,
         device=config.device,
         load_format=config.load_format,

@@ -163,7 +163,7 @@ class RegistryActor:
         answer, planner = PlannerReply(), self._planner_if_any
         if planner is not None:
             report = msgspec.msgpack.decode(told, type=TrafficReport)
-            answer = planner.hear(gateway, report)
+            answer = planner.add_report(gateway, report)
         return msgspec.msgpack.encode(answer)
 
     async def unix_time(self) -> float:
@@ -183,7 +183,7 @@ class RegistryActor:
         from baton.proto.replica_pb2 import HeartbeatRequest
 
         assert self._port is not None, "Serve configures an actor before it is called"
-        answer = await self._port.hear(HeartbeatRequest.FromString(told))
+        answer = await self._port.heartbeat(HeartbeatRequest.FromString(told))
         return answer.SerializeToString()
 
     async def leave(self, epoch: Epoch, telling: int = 0) -> None:

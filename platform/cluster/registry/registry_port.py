@@ -94,7 +94,7 @@ class RegistryPort(RegistryServicer):
     ) -> pb.MembershipUpdate:
         return await self.watch(request)
 
-    async def hear(self, request: pb.HeartbeatRequest) -> pb.HeartbeatReply:
+    async def heartbeat(self, request: pb.HeartbeatRequest) -> pb.HeartbeatReply:
         """Take a replica's full report, through Serve; return the address and intervals for its
         next heartbeats."""
         try:

@@ -97,8 +97,8 @@ class DecodeReplica:
     def is_idle(self) -> bool:
         return not self._open and not self._handoffs
 
-    def hear(self, gateway: int, demand: Demand) -> None:
-        self._places.hear(gateway, demand=demand.num_requests, credit_id=demand.credit_id)
+    def observe(self, gateway: int, demand: Demand) -> None:
+        self._places.observe(gateway, demand=demand.num_requests, credit_id=demand.credit_id)
         self._publish()
 
     def generate(self, turn: Turn, gateway: int) -> None:

@@ -1,8 +1,8 @@
-"""Where the devices of a simulated fleet come from.
+"""Reads the devices of a simulated fleet.
 
 FILE.json              {"prefill": {...}, "decode": {...}, "links": {...}}: fields of `setup.py`
-URL of a gateway       as its replicas say of themselves: the mean of each role
-FILE.csv:MODEL,HARDWARE,RANKS    measured passes of Splitwise's columns, fitted as a replica does
+URL of a gateway       as its replicas report about themselves: the mean of each role
+FILE.csv:MODEL,HARDWARE,RANKS    measured passes in Splitwise's columns, fitted as a replica does
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What happens when, in simulated time: of equal times, what was entered first."""
+"""A queue of events in simulated time; events at the same time are in order of insertion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a row says of a simulated fleet."""
+"""The results in a row of a simulated fleet's table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantFigures:
-    """What one tenant got. Times are seconds, of requests that were not rejected."""
+    """The results of one tenant. Times are seconds, of requests that were not rejected."""
 
     num_requests: int
     rejected: int
@@ -23,7 +23,7 @@ class TenantFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetFigures:
-    """What a row of the table says. Times are seconds, of requests that were not rejected."""
+    """The results in a row of the table. Times are seconds, of requests that were not rejected."""
 
     num_requests: int
     mean_s: float

@@ -1,10 +1,10 @@
-"""What a simulated gateway knows of its replicas: what they told, what it has sent them.
+"""A simulated gateway's view of its replicas: their reports, and what it has sent them.
 
-    hear, on_kv_events --> links, candidates, index --> view
-    sent, got_first_token, ended                      --> bookings, blocks on their way
+    observe, on_kv_events --> links, candidates, index --> view
+    sent, got_first_token, ended                      --> bookings, blocks being transferred
 
-What a live gateway does with each word of a replica, `baton.gateway.fleet.fleet` says; here it is
-done to values, without streams.
+`baton.gateway.fleet.fleet` handles the reports of replicas in a live gateway; here the same is done
+to values, without streams.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Replica(Protocol):
     @property
     def info(self) -> ReplicaInfo: ...
 
-    def hear(self, gateway: int, demand: Demand) -> None: ...
+    def observe(self, gateway: int, demand: Demand) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
 class _Link:
-    """What is known of one replica."""
+    """The state of one replica, as the gateway knows it."""
 
     replica: Replica
     known: KnownReplica
@@ -57,7 +57,7 @@ class _Link:
 
 @dataclass(slots=True)
 class _Booked:
-    """What is to be taken back of a request that was sent."""
+    """The bookings of a sent request, to be undone later."""
 
     placement: Placement
     computes: Epoch
@@ -105,9 +105,9 @@ class FleetView:
         self._pool_by_role[link.info.role].leave(epoch)
         self._index.forget(epoch)
 
-    # What replicas say.
+    # Reports of replicas.
 
-    def hear(self, epoch: Epoch, capacity: Capacity) -> None:
+    def observe(self, epoch: Epoch, capacity: Capacity) -> None:
         link = self._links.get(epoch)
         if link is None:
             return  # its last words: it is gone
@@ -120,14 +120,14 @@ class FleetView:
         else:
             num_running = max(capacity.num_running, link.known.num_open)
         if is_told:
-            candidate.hear(capacity.num_queued_tokens, num_running, self._event_queue.now)
+            candidate.observe(capacity.num_queued_tokens, num_running, self._event_queue.now)
         self._demand(link, link.wanted.num_requests, link.wanted.num_tokens)
 
     def on_kv_events(self, epoch: Epoch, events: KvEvents) -> None:
         if epoch in self._links:
             self._index.apply(epoch, events)
 
-    # What becomes of requests.
+    # Events of requests.
 
     def sent(self, turn: Turn, placement: Placement) -> None:
         decode = placement.decode.epoch
@@ -164,7 +164,7 @@ class FleetView:
     def _expect(self, turn: Turn, epoch: Epoch) -> Expected:
         return self._index.expect(turn.names.under(self._links[epoch].info.layout), epoch)
 
-    # What the placer asks.
+    # Queries of the placer.
 
     def view(self, names: PromptNames) -> View:
         pools = self._pool_by_role
@@ -173,7 +173,7 @@ class FleetView:
     def _write(self, link: _Link) -> None:
         self._pool_by_role[link.info.role].write(link.known)
 
-    # What replicas are told of what waits.
+    # Demand reported to replicas.
 
     def want(self, num_requests: int, num_tokens: int) -> None:
         for link in self._links.values():
@@ -188,7 +188,7 @@ class FleetView:
         wanted = Demand(num_requests=num_requests, num_tokens=num_tokens, credit_id=credit_id)
         if wanted != link.wanted:
             link.wanted = wanted
-            heard = partial(link.replica.hear, self._number, wanted)
+            heard = partial(link.replica.observe, self._number, wanted)
             self._event_queue.after(self._setup.links.latency_s, heard)
 
 
@@ -203,7 +203,7 @@ def _rounded(number: int) -> int:
 
 
 def pull_rates(setup: FleetSetup) -> PullRates:
-    """What fetching and computing cost, as gateways of this fleet know it."""
+    """Costs of fetching and computing KV, as gateways of this fleet know them."""
     device = setup.prefill if setup.num_prefill else setup.decode
     chunk = device.scheduler.max_chunk
     return PullRates(

@@ -2,7 +2,7 @@ r"""A simulated gateway: the router's own placer on reported state.
 
 come --> refused: over its tenant's limits, or too many wait
      \-> outside, in order --> placed at once, or in line for a prefill replica --> sent
-hear, on_kv_events --> FleetView --> soon after: whose turn is it now?
+observe, on_kv_events --> FleetView --> soon after: whose turn is it now?
 """
 
 from __future__ import annotations
@@ -140,10 +140,10 @@ class SimulatedGateway:
 
     # From replicas.
 
-    def hear(self, epoch: Epoch, capacity: Capacity) -> None:
+    def observe(self, epoch: Epoch, capacity: Capacity) -> None:
         if self._is_dead:
             return
-        self._known.hear(epoch, capacity)
+        self._known.observe(epoch, capacity)
         self._change()
 
     def on_kv_events(self, epoch: Epoch, events: KvEvents) -> None:
@@ -160,7 +160,7 @@ class SimulatedGateway:
             if not turn.num_given:
                 self._known.got_first_token(turn)
                 if turn.ttft_estimate is not None:
-                    self._errors.hear(
+                    self._errors.observe(
                         turn.ttft_estimate.predicted_s,
                         self._event_queue.now - turn.ttft_estimate.at_s,
                     )
@@ -229,7 +229,7 @@ class SimulatedGateway:
         self._want()
 
     def _look_later(self) -> None:
-        """Even if nothing is heard from anybody."""
+        """Place again after a while, even without a report."""
         if not self._is_looking:
             self._is_looking = True
             self._event_queue.after(LOOK_S, self._look)

@@ -122,7 +122,7 @@ class Fleet:
             replica.tell()
 
     def _lose_gateway(self) -> None:
-        """Whoever has no last token from it asks another one, for all of it."""
+        """Requests without a last token from it are sent to another gateway, from the beginning."""
         gateway = self._living.pop(0)
         for replica in self._replicas:
             replica.leave(gateway.number)
@@ -149,7 +149,7 @@ class Fleet:
 
     @property
     def is_over(self) -> bool:
-        """Nobody comes any more, and nobody waits for a token."""
+        """Whether no more requests arrive, and none waits for a token."""
         return self._arrivals.next_s == inf and not self.seen.num_under_way
 
     @property
@@ -201,7 +201,7 @@ class Fleet:
             gateway.come(turn)
 
     def refuse(self, turn: Turn) -> None:
-        """Its client is told to come again, and does not."""
+        """The client is asked to retry, and does not."""
         self.outcome.reject(turn)
         self.seen.reject()
         self._arrivals.answered(turn.arrival, self._event_queue.now)
@@ -214,7 +214,7 @@ class Fleet:
         turn.tenant = tenant_of(self._setup.tenants, self._seed, conversation)
         return turn
 
-    # What it is made of.
+    # Construction of the parts.
 
     def _gateway(self, number: int) -> SimulatedGateway:
         name, rates = self._policy_name, pull_rates(self._setup)

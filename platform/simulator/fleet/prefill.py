@@ -39,7 +39,7 @@ class Receiver(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wiring:
-    """What a simulated replica is given: its surroundings."""
+    """The parts that a simulated replica is given."""
 
     event_queue: EventQueue
     latency_s: float
@@ -78,7 +78,7 @@ class PrefillReplica:
         self._updates.join(number, gateway, self.engine.pool, self.engine.events)
 
     def leave(self, number: int) -> None:
-        """Forget a gateway that is gone. What it sent is computed, for nobody."""
+        """Forget a gateway that is gone. Its prompts are computed all the same."""
         self._credits.leave(number)
         self._updates.leave(number)
         self._publish()
@@ -93,8 +93,8 @@ class PrefillReplica:
         """Nothing is computed, and nothing waits to be fetched."""
         return not self._handoffs and not self.engine.pool.num_in_use
 
-    def hear(self, gateway: int, demand: Demand) -> None:
-        self._credits.hear(gateway, demand=demand.num_tokens, credit_id=demand.credit_id)
+    def observe(self, gateway: int, demand: Demand) -> None:
+        self._credits.observe(gateway, demand=demand.num_tokens, credit_id=demand.credit_id)
         self._publish()
 
     def ask(self, handoff: Handoff, receiver: Receiver) -> None:

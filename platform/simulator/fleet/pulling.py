@@ -32,7 +32,7 @@ class Puller:
     def pull(
         self, source: SimulatedEngine, tokens: Sequence[int], then: Callable[[int], None]
     ) -> None:
-        """`then`, between two steps, is told how many tokens more are here than were."""
+        """`then` is called between two steps with the number of tokens that were added."""
         tokens = tokens[:-1]  # a pool always leaves the last one to be computed
         lease = Holder(HolderKind.LEASE, f"pull-{next(self._numbers)}")
 

@@ -1,8 +1,8 @@
-"""What a replica tells the gateways of its capacity and its cache, as late as a live one does.
+"""Reports of a replica's capacity and cache to gateways, as late as those of a live replica.
 
-lent more or less     on its way at once
-anything else         with the next word, at most `COALESCE_S` later
-blocks come or gone   when the step that changed them is over
+changes of credit     sent at once
+anything else         with the next report, at most `COALESCE_S` later
+changes of blocks     when the step that changed them is over
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from baton.replica_core.capacity_reporter import COALESCE_S
 class Listener(Protocol):
     """A gateway."""
 
-    def hear(self, epoch: Epoch, capacity: Capacity) -> None: ...
+    def observe(self, epoch: Epoch, capacity: Capacity) -> None: ...
 
     def on_kv_events(self, epoch: Epoch, events: KvEvents) -> None: ...
 
 
 class _Subscriber:
-    """What one gateway has been told."""
+    """The state that was reported to one gateway."""
 
     def __init__(self, listener: Listener) -> None:
         self.listener = listener
@@ -51,7 +51,7 @@ class ReplicaUpdates:
         return self._subscriber_by_gateway.keys()
 
     def join(self, number: int, gateway: Listener, pool: BlockPool, log: KvEventLog) -> None:
-        """From now on it is told of what is new; of what is cached already, a snapshot."""
+        """Report changes to it from now on; of the present cache it gets a snapshot."""
         self.report_kv_events(log)
         names = KvEvent(KvChange.STORED, b"".join(pool.prefixes.names()))
         gateway.on_kv_events(
@@ -97,7 +97,7 @@ class ReplicaUpdates:
         capacity = subscriber.told = subscriber.current
         assert capacity is not None
         self._event_queue.after(
-            self._latency_s, lambda: subscriber.listener.hear(self._epoch, capacity)
+            self._latency_s, lambda: subscriber.listener.observe(self._epoch, capacity)
         )
 
     def _heard(self, subscriber: _Subscriber, events: KvEvents) -> Callable[[], None]:

@@ -1,4 +1,4 @@
-"""What an experiment on a fleet found: a table for people, a tree for programs."""
+"""Prints the results of an experiment on a fleet: a table for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def show_fleet(console: Console, experiment: FleetExperiment, rows: Sequence[Row
 
 
 def _tenant_line(name: str, rows: Sequence[Row]) -> str:
-    """What one tenant got, by load and policy."""
+    """The results of one tenant, by load and policy."""
     told = []
     for (_, load, policy), found in groupby(
         rows, key=lambda row: (row.trace, row.load, row.policy)

@@ -1,8 +1,8 @@
-"""Tenants of a simulated fleet: whose requests come, with which weight, within which limits.
+"""Tenants of a simulated fleet: their shares of requests, weights and limits.
 
     conversation --drawn--> tenant --> its weight in line, its buckets: `gateway/access/`
 
-One that is drawn for none belongs to nobody in particular, with a weight of 1 and no limits.
+Conversations without a tenant have a weight of 1 and no limits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NUMBERS = {
     "tokens_per_second": int,
     "tokens_per_minute": int,
 }
-"""What can be said of one, as `gateway.tenants` has it."""
+"""The settings of a tenant, as in `gateway.tenants`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ def _is_negative(tenant: SimulatedTenant) -> bool:
 
 
 def tenant_of(tenants: Sequence[SimulatedTenant], seed: int, conversation: str) -> str:
-    """Whose a conversation is, drawn by its name; its class is drawn apart."""
+    """The tenant of a conversation, drawn by its name; its class is drawn separately."""
     at = mixed(seed, drawn(f"tenant of {conversation}")) / 2.0**64 if tenants else 1.0
     for one in tenants:
         if at < one.share:

@@ -45,7 +45,7 @@ class Turn:
     request_id: RequestId
     prompt: list[int]
     answer: list[int]
-    """What will be generated."""
+    """The tokens that will be generated."""
     names: PromptNames
     slo: Slo = NO_SLO
     tenant: str = ""
@@ -60,7 +60,7 @@ class Turn:
     """Tokens of the prompt that were there when it was computed, wherever that was."""
     num_pulled: int = 0
     ttft_estimate: TtftEstimate | None = None
-    """What an estimate of its first token would have said."""
+    """The estimate of its first token, if one was requested."""
     first_token_s: float = 0.0
     last_token_s: float = 0.0
     gaps_s: list[float] = field(default_factory=list)

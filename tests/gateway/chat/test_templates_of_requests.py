@@ -8,6 +8,7 @@ import pytest
 from tests.gateway.chat_models import HERMES, PLAIN, USER, WEATHER, chat_model, dispatcher, said
 from tests.gateway.scripted import BOS, Serving, error_of, serving, text_of
 
+from baton.gateway.text import template_sandbox
 from baton.gateway.text.chat_templates import ChatTemplates
 from baton.gateway.text.served_model import ServedModel
 
@@ -74,7 +75,10 @@ async def test_a_template_of_a_request_counts_only_where_the_operator_lets_it() 
     "template",
     [ENDLESS, TOO_DEEP, "{% if %}", "{{ messages.__class__.mro() }}", "{{ 9" + "9" * 5000 + "}}"],
 )
-async def test_a_template_of_a_request_is_held_to_the_sandbox(template: str) -> None:
+async def test_a_template_of_a_request_is_held_to_the_sandbox(
+    template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template_sandbox, "MAX_CPU_S", 0.3)  # what nothing stops but time
     async with serving(
         dispatcher=dispatcher(said("x")), model=chat_model(), trust_request_chat_template=True
     ) as gateway:

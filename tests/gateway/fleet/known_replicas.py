@@ -59,7 +59,7 @@ def known(
     candidate = Candidate(
         info.replica_id, ConstantRate(tokens_per_s=1000.0), epoch=info.epoch, credit_tokens=None
     )
-    candidate.hear(num_queued_tokens, num_open, now=0.0)
+    candidate.observe(num_queued_tokens, num_open, now=0.0)
     if num_queued_tokens:
         capacity = capacity or Capacity(max_open=info.max_open)
         capacity = replace(capacity, num_queued_tokens=num_queued_tokens)

@@ -37,6 +37,8 @@ from baton.router.policies.cost import Cost
 SETTLED_AGE_S = 60.0
 NOBODYS = RequestId("of nobody")
 IMPATIENT = PingTiming(ask_after_s=0.02, answer_s=0.2)
+PATIENT = PingTiming(answer_s=60.0)
+"""A busy machine takes its time, and is not silent."""
 
 
 class Cut(Exception):
@@ -97,9 +99,9 @@ class ScriptedReplica(DecodeServicer, PartialReplica):
         """What it says of itself with each frame."""
         self._outgoing: asyncio.Queue[Step] = asyncio.Queue()
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
-        self.goes_on = asyncio.Event()
+        self.may_proceed = asyncio.Event()
         """While it is not set the replica stands still: nobody is answered."""
-        self.goes_on.set()
+        self.may_proceed.set()
         add_DecodeServicer_to_server(self, self._server)
         add_ReplicaServicer_to_server(self, self._server)
 
@@ -138,7 +140,7 @@ class ScriptedReplica(DecodeServicer, PartialReplica):
         request: pb.PingRequest,
         context: grpc.aio.ServicerContext[pb.PingRequest, pb.PingReply],
     ) -> pb.PingReply:
-        await self.goes_on.wait()
+        await self.may_proceed.wait()
         return pb.PingReply()
 
     def say(self, step: Step) -> None:
@@ -207,7 +209,7 @@ async def dispatching_to(
         max_waiting=max_waiting,
         no_replica_grace_s=no_replica_grace_s,
         clock=clock,
-        channels=channels,
+        channels=channels or Channels(ping_timing=PATIENT),
     )
     try:
         for replica in replicas:

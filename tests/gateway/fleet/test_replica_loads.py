@@ -130,17 +130,17 @@ async def test_only_a_rate_that_has_moved_is_written_to_replicas_that_measured_n
         [view] = fleet.view(PromptNames()).prefill
         table = fleet.view(PromptNames()).prefill.pool.table
 
-        def hear(tokens_per_s: float) -> tuple[int, float]:
+        def observe(tokens_per_s: float) -> tuple[int, float]:
             seconds = 1000 / tokens_per_s
             fleet.loads.hear_receipt(Receipt(prompt_tokens=1000, prefill_ms=seconds * 1e3), None)
             work_s = table.all.prefill_s(1000, np.zeros(len(table)))
             return table.version, float(work_s[0])
 
-        version, work_s = hear(500.0)
+        version, work_s = observe(500.0)
         assert work_s == view.candidate.speed.prefill_s(1000, 0) == pytest.approx(2.0)
 
-        assert hear(502.0) == (version, work_s)
-        assert hear(1000.0)[1] == view.candidate.speed.prefill_s(1000, 0) < 1.8
+        assert observe(502.0) == (version, work_s)
+        assert observe(1000.0)[1] == view.candidate.speed.prefill_s(1000, 0) < 1.8
 
 
 async def test_a_link_is_learnt_of_the_replica_that_pulled_not_of_who_was_to_compute() -> None:
@@ -155,7 +155,7 @@ async def test_a_link_is_learnt_of_the_replica_that_pulled_not_of_who_was_to_com
         )
         placed = Placed(fleet, place, REQUEST, PROMPT)
         for _ in range(3):
-            placed.hear(Receipt(pulled_tokens=1000, kv_bytes=10**6, transfer_ms=1e5))
+            placed.observe(Receipt(pulled_tokens=1000, kv_bytes=10**6, transfer_ms=1e5))
         for _ in range(20):  # elsewhere all is well
             fleet.loads.hear_receipt(
                 Receipt(pulled_tokens=1000, kv_bytes=10**6, transfer_ms=1.0), None

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.gateway.scripted import Script, ScriptedDispatcher, serving, soon, tokens_of
 
 from baton.core.chaos import Chaos
+from baton.gateway.http.port import timeout_protocol
 from baton.gateway.http.port.server import bind
 from baton.gateway.requests.readiness import Missing
 from baton.gateway.requests.reporting import Face, Reporting
@@ -191,7 +192,8 @@ async def test_a_stream_that_outlives_the_port_leaves_its_connection_open_for_on
     assert (answer.status_code, answer.headers["connection"]) == (200, "close")
 
 
-async def test_who_says_nothing_holds_up_nobody() -> None:
+async def test_who_says_nothing_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeout_protocol, "CLOSE_GRACE_S", 0.1)
     async with serving() as gateway:
         with socket.create_connection(("127.0.0.1", gateway.server.http_port)) as client:
             await asyncio.wait_for(gateway.server.stop(grace_s=600), timeout=120)

@@ -44,7 +44,7 @@ async def drip(writer: asyncio.StreamWriter, drop: bytes) -> None:
         while True:
             writer.write(drop)
             await writer.drain()
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
 
 
 @asynccontextmanager

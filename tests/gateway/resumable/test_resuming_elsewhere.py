@@ -22,6 +22,7 @@ from tests.gateway.chat_models import (
     dispatcher,
     said,
 )
+from tests.gateway.fleet.scripted_replica import PATIENT, until
 from tests.gateway.resumable.test_resumable_fleet import engine_for_text, gateway_over, num_sampled
 from tests.gateway.scripted import serving
 from tests.in_process_fleet import Fleet, running_fleet
@@ -32,6 +33,7 @@ from baton.core.parking import TakeStream
 from baton.core.replicas import Role
 from baton.engine.engine import Engine
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
+from baton.gateway.fleet.links import decode_link
 from baton.gateway.fleet.running.running_request import first_request
 from baton.gateway.resumable.streams import owner_of
 from baton.gateway.server import GatewayServer
@@ -62,6 +64,12 @@ def slow_engine_for_text(role: Role = Role.DECODE) -> Engine:
     return engine
 
 
+@pytest.fixture(autouse=True)
+def _patiently(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a replica on a busy machine takes to say whether it has a stream."""
+    monkeypatch.setattr(decode_link, "TAKE_TIMEOUT_S", 60.0)
+
+
 @asynccontextmanager
 async def second_gateway(fleet: Fleet) -> AsyncIterator[GatewayServer]:
     """Another gateway in front of the same replicas."""
@@ -69,7 +77,7 @@ async def second_gateway(fleet: Fleet) -> AsyncIterator[GatewayServer]:
         Routing(Cost(), local_prefill_tokens=0),
         max_waiting=100,
         no_replica_grace_s=60.0,
-        channels=Channels(load_security(fleet.config.security)),
+        channels=Channels(load_security(fleet.config.security), ping_timing=PATIENT),
     )
     first, fleet.dispatcher = fleet.dispatcher, dispatcher
     await fleet.sync()
@@ -237,19 +245,24 @@ async def test_a_gateway_whose_stream_was_taken_writes_no_event_more() -> None:
         at(server) as client,
     ):
         text, rests = "", list[httpx.Response]()
-        try:
-            async with client.stream("POST", CHAT, json=body_for(CHAT)) as response:
-                async for piece in response.aiter_text():
-                    text += piece
-                    if not rests and text.count("\n\n") >= 3:
-                        back = {"last-event-id": last_id(events_in(text)[:1])}
-                        refused = await elsewhere.post(COMPLETIONS, headers=back)
-                        assert refused.status_code == 404  # and it goes on where it is
-                        rests.append(await elsewhere.get("/v1/streams", headers=back))
-        except httpx.RemoteProtocolError:
-            was_cut = True
-        else:
-            was_cut = False
+        # However late whoever comes back is: it is not over before.
+        with fleet.halting_at(NUM_TOKENS // 2) as go_on:
+            try:
+                async with client.stream("POST", CHAT, json=body_for(CHAT)) as response:
+                    async for piece in response.aiter_text():
+                        text += piece
+                        if not rests and text.count("\n\n") >= 3:
+                            back = {"last-event-id": last_id(events_in(text)[:1])}
+                            refused = await elsewhere.post(COMPLETIONS, headers=back)
+                            assert refused.status_code == 404  # and it goes on where it is
+                            asking = asyncio.create_task(elsewhere.get("/v1/streams", headers=back))
+                            await until(lambda: len(other._gateway.keeper.streams))
+                            go_on()
+                            rests.append(await asking)
+            except httpx.RemoteProtocolError:
+                was_cut = True
+            else:
+                was_cut = False
         events = events_in(rests[0].text)
         here = events_in(text)
         again = await client.get("/v1/streams", headers={"last-event-id": last_id(here)})
@@ -286,18 +299,20 @@ async def test_a_stream_that_nobody_could_go_on_with_goes_on_where_it_is() -> No
         gateway_over(fleet) as server,
         at(server) as client,
     ):
-        first = await first_events(client, COMPLETIONS, 3)
-        text, taken = "", False
-        back = {"last-event-id": last_id(first)}
-        async with elsewhere.stream("GET", "/v1/streams", headers=back) as response:
-            async for piece in response.aiter_text():
-                text += piece
-                if not taken:  # the logprobs of the first tokens are known to no replica now
-                    taken = True
-                    stream_id = last_id(first).partition(":")[0]
-                    again = await fleet.dispatcher.take_stream(
-                        TakeStream(stream_id, owner_of(None))
-                    )
+        with fleet.halting_at(NUM_TOKENS // 2) as go_on:
+            first = await first_events(client, COMPLETIONS, 3)
+            text, taken = "", False
+            back = {"last-event-id": last_id(first)}
+            async with elsewhere.stream("GET", "/v1/streams", headers=back) as response:
+                async for piece in response.aiter_text():
+                    text += piece
+                    if not taken:  # the logprobs of the first tokens are known to no replica now
+                        taken = True
+                        stream_id = last_id(first).partition(":")[0]
+                        again = await fleet.dispatcher.take_stream(
+                            TakeStream(stream_id, owner_of(None))
+                        )
+                        go_on()
 
         assert again is None
         assert len(first) + len(events_in(text)) == NUM_TOKENS + 1
@@ -344,10 +359,11 @@ async def test_a_stream_that_its_client_ended_is_found_nowhere(is_ended_elsewher
         gateway_over(fleet) as server,
         at(server) as client,
     ):
-        first = await first_events(client, COMPLETIONS, 3)
-        at_which = elsewhere if is_ended_elsewhere else client
-        ended = await at_which.delete(f"/v1/streams/{last_id(first).partition(':')[0]}")
-        await fleet.assert_nothing_is_held()
+        with fleet.halting_at(NUM_TOKENS // 2):
+            first = await first_events(client, COMPLETIONS, 3)
+            at_which = elsewhere if is_ended_elsewhere else client
+            ended = await at_which.delete(f"/v1/streams/{last_id(first).partition(':')[0]}")
+            await fleet.assert_nothing_is_held()
         back = {"last-event-id": last_id(first)}
         found = [await one.get("/v1/streams", headers=back) for one in (client, elsewhere)]
 

@@ -69,11 +69,11 @@ async def test_of_two_gateways_that_change_a_value_at_once_the_second_finds_what
     storage: Storage, tmp_path: Path, does: str
 ) -> None:
     other = Storage(StorageFolder(tmp_path / "kept", 4000))
-    is_changing, goes_on = threading.Event(), threading.Event()
+    is_changing, may_proceed = threading.Event(), threading.Event()
 
     def slowly(value: bytes | None) -> bytes:
         is_changing.set()
-        goes_on.wait(30)
+        may_proceed.wait(30)
         return (value or b"nothing") + b", completed"
 
     def cancelled(value: bytes | None) -> bytes | None:
@@ -86,7 +86,7 @@ async def test_of_two_gateways_that_change_a_value_at_once_the_second_finds_what
         other.change(MINE, cancelled, ttl_s=None) if does == "changes" else other.delete(MINE)
     )
     await asyncio.wait([second], timeout=0.1)  # it gets as far as it can
-    goes_on.set()
+    may_proceed.set()
 
     assert await first == b"begun, completed"
     assert await second == (b"begun, completed" if does == "changes" else True)

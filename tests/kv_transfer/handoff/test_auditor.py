@@ -90,8 +90,8 @@ def test_blocks_whose_owner_is_gone_are_named_as_leaked(holder: Holder) -> None:
     assert report.violations == (leak,)
 
 
-def test_a_pool_of_ten_million_blocks_is_judged_without_a_look_at_each() -> None:
-    num_blocks = 10_000_000
+def test_a_pool_of_a_million_blocks_is_judged_in_a_few_words() -> None:
+    num_blocks = 1_000_000
     ref_counts = array("i", bytes(4 * num_blocks))
     ref_counts[0] = ref_counts[num_blocks - 1] = 1
     free = array("i", np.arange(1, num_blocks - 1, dtype=np.int32).tobytes())

@@ -367,3 +367,25 @@ def test_pressure_takes_the_youngest_lease_that_nothing_has_arrived_for() -> Non
 def test_a_share_of_the_pool_that_is_no_share_is_refused() -> None:
     with pytest.raises(ValueError, match="max_leased_fraction"):
         ReceiverConfig(max_leased_fraction=0.0)
+
+
+def test_only_time_in_which_it_was_looked_at_counts_for_a_write_to_blocks_that_were_given_up() -> (
+    None
+):
+    decode = reserved()
+    filling = decode.receiver.filling(TRANSFER)
+    fill = filling.begin(0, piece_of(decode, 0), decode.clock())
+    decode.receiver.expire(decode.clock())
+    decode.receiver.abort(TRANSFER, AbortReason.CANCELLED)
+
+    decode.clock.advance(0.5)
+    decode.receiver.expire(decode.clock())
+    assert decode.receiver.longest_quarantine_s == 0.5
+    decode.clock.advance(3600.0)  # this process was stopped
+    decode.receiver.expire(decode.clock())
+    assert decode.receiver.longest_quarantine_s == 1.5
+
+    filling.end(fill, is_written=False)
+    decode.receiver.expire(decode.clock())
+    assert decode.receiver.longest_quarantine_s == 0.0
+    assert decode.audit().free == decode.pool.num_blocks

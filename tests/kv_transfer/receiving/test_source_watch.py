@@ -42,7 +42,7 @@ async def bring(
                 await asyncio.sleep(0.001)
         else:
             await asyncio.sleep(0.001)
-        watch.hear(piece_bytes, transport)
+        watch.observe(piece_bytes, transport)
         num_heard += piece_bytes
         num_turns += 1
 
@@ -74,7 +74,7 @@ async def test_what_was_due_while_many_came_is_not_more_once_one_is_left() -> No
         for _ in range(200):
             with watch.listening():
                 await asyncio.sleep(0.001)
-            watch.hear(32 << 10)
+            watch.observe(32 << 10)
 
     assert watch._due_bytes < watch._num_coming_bytes
 
@@ -128,7 +128,7 @@ async def test_what_is_late_is_waited_for_no_longer_than_it_would_take_to_be_com
                 with watch.listening():
                     await asyncio.sleep(0.001)
                 if piece_bytes:
-                    watch.hear(piece_bytes)
+                    watch.observe(piece_bytes)
 
     await wait(1000.0)
     for _ in range(2):

@@ -45,7 +45,7 @@ class Serve:
 
     async def remote(self, told: bytes) -> bytes:
         request = pb.HeartbeatRequest.FromString(told)
-        answer = await self.port.hear(request)
+        answer = await self.port.heartbeat(request)
         if not answer.refusal:
             self.told.append(heartbeat_from_proto(request))
         return answer.SerializeToString()

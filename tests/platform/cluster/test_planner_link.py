@@ -56,11 +56,11 @@ async def test_reports_and_answers_are_read_by_the_version_before_and_after() ->
     answer = PlannerReply({"prefill": 7}, (gauge("baton_planner_x", "", 3.0, role="decode"),))
     heard: list[TrafficReport] = []
 
-    def hear(gateway: Epoch, report: TrafficReport) -> PlannerReply:
+    def add_report(gateway: Epoch, report: TrafficReport) -> PlannerReply:
         heard.append(report)
         return answer
 
-    actor = cast(Any, SimpleNamespace(_planner_if_any=SimpleNamespace(hear=hear)))
+    actor = cast(Any, SimpleNamespace(_planner_if_any=SimpleNamespace(add_report=add_report)))
 
     def changed(message: bytes, missing: str) -> bytes:
         """As a version sends it that knows one field more, and one less."""

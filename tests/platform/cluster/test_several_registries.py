@@ -47,7 +47,7 @@ class Line:
     num_traffic: int = 0
     num_asked: int = 0
     heard: list[ReplicaInfo] = field(default_factory=list)
-    goes_on: asyncio.Event = field(default_factory=asyncio.Event)
+    may_proceed: asyncio.Event = field(default_factory=asyncio.Event)
     """Whoever hangs."""
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class Line:
         if self.mood == "away":
             raise ConnectionError("away")
         if self.mood != "well":
-            await self.goes_on.wait()
+            await self.may_proceed.wait()
 
     async def heartbeat(self, info: ReplicaInfo) -> float:
         await self._answer()
@@ -171,7 +171,7 @@ async def test_a_heartbeat_that_is_on_its_way_is_not_told_behind_a_farewell() ->
     await registries.heartbeat(A)
     slow.mood = "well"
     await registries.leave(A.epoch)
-    slow.goes_on.set()
+    slow.may_proceed.set()
     await asyncio.sleep(0.01)
 
     assert first.heard and not slow.heard

@@ -88,7 +88,7 @@ def told_by_a_planner(**rules: str) -> tuple[Family, ...]:
     deployment = Deployment(msgspec.structs.replace(RULES, **rules))
     deployment.live(4.0, 60)
     deployment.planner.flips(deployment.known.replicas[0].replica_id, Role.DECODE)
-    return deployment.planner.hear(GATEWAY, deployment.total).families
+    return deployment.planner.add_report(GATEWAY, deployment.total).families
 
 
 def told_by_an_adapter() -> Iterator[Family]:

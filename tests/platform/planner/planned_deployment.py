@@ -88,7 +88,7 @@ class Deployment:
 
     def report(self, age_s: float = 0.0) -> None:
         speeds = {info.epoch: ReplicaSpeed(TIMES, age_s) for info in self.known.replicas}
-        self.planner.hear(GATEWAY, replace(self.total, speeds=speeds))
+        self.planner.add_report(GATEWAY, replace(self.total, speeds=speeds))
 
     def hear_of(self, rate: float, seconds: int, *, hears: bool = True) -> None:
         for _ in range(seconds):

@@ -1,4 +1,4 @@
-"""What the planner makes of flips that a gateway has yet to hear of."""
+"""What the planner makes of flips that a gateway has yet to add_report of."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from baton.gateway.fleet.traffic import TrafficReport
 
 def told(deployment: Deployment, gateway: Epoch = GATEWAY) -> dict[str, dict[str, float]]:
     """By name, and by the values of labels."""
-    answer = deployment.planner.hear(gateway, deployment.total)
+    answer = deployment.planner.add_report(gateway, deployment.total)
     return {one.name.removeprefix("baton_planner_"): by_labels(one) for one in answer.families}
 
 
@@ -75,10 +75,12 @@ def test_one_gateway_has_the_planners_metrics_and_another_once_it_is_silent() ->
     planner, other = deployment.planner, Epoch("other")
     deployment.report()
 
-    assert planner.hear(other, TrafficReport(age_s=1.0)).families == ()
+    assert planner.add_report(other, TrafficReport(age_s=1.0)).families == ()
     assert told(deployment)
     deployment.clock.advance(10)
-    assert planner.hear(other, TrafficReport(age_s=11.0)).families
-    answer = planner.hear(GATEWAY, replace(deployment.total, age_s=99.0))
-    assert bool(answer.families) and not planner.hear(other, TrafficReport(age_s=11.0)).families
+    assert planner.add_report(other, TrafficReport(age_s=11.0)).families
+    answer = planner.add_report(GATEWAY, replace(deployment.total, age_s=99.0))
+    assert (
+        bool(answer.families) and not planner.add_report(other, TrafficReport(age_s=11.0)).families
+    )
     assert answer.planned == {"prefill": 1, "decode": 1}

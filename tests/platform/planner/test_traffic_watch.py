@@ -31,8 +31,8 @@ def test_gateways_are_added_up_and_a_report_that_comes_twice_or_late_counts_once
     )  # fmt: skip
     later = replace(first, age_s=2.0, num_arrived=5, num_ended=1, output_tokens=9)
     for report in (first, later, later, first):
-        watch.hear(ONE, report)
-    watch.hear(OTHER, TrafficReport(age_s=900.0, num_arrived=1000, num_waiting=1))
+        watch.add_report(ONE, report)
+    watch.add_report(OTHER, TrafficReport(age_s=900.0, num_arrived=1000, num_waiting=1))
 
     seen = observe(watch, clock)
 
@@ -51,9 +51,9 @@ def test_a_gateway_that_fell_silent_waits_for_nothing_and_the_freshest_word_of_s
     watch = TrafficWatch(clock)
     replica, slow, fast = Epoch("r"), StepTimes(token_s=2.0), StepTimes(token_s=1.0)
     speeds = {replica: ReplicaSpeed(slow, 5.0)}
-    watch.hear(ONE, TrafficReport(age_s=1.0, num_waiting=7, speeds=speeds))
+    watch.add_report(ONE, TrafficReport(age_s=1.0, num_waiting=7, speeds=speeds))
     clock.advance(3.0)
-    watch.hear(OTHER, TrafficReport(age_s=1.0, speeds={replica: ReplicaSpeed(fast, 1.0)}))
+    watch.add_report(OTHER, TrafficReport(age_s=1.0, speeds={replica: ReplicaSpeed(fast, 1.0)}))
     assert watch.speeds()[replica].times is fast
 
     seen = observe(watch, clock)
@@ -69,7 +69,7 @@ def test_reports_that_come_seldom_are_counted_and_none_of_them_twice() -> None:
     for second in range(1, 61):
         clock.advance(1.0)
         if second % 4 == 0:
-            watch.hear(ONE, TrafficReport(age_s=100.0 + second, num_arrived=10 * second))
+            watch.add_report(ONE, TrafficReport(age_s=100.0 + second, num_arrived=10 * second))
         if second % 5 == 0:
             seen = watch.observe(POOLS, num_gateways=1)
             assert seen.is_complete
@@ -87,9 +87,9 @@ def test_what_came_during_a_silence_is_spread_over_it_and_not_lost() -> None:
         told = {"num_arrived": num_arrived, "num_placed": num_arrived}
         return TrafficReport(age_s=100.0 + num_arrived, computed_tokens=50 * num_arrived, **told)  # type: ignore[arg-type]
 
-    watch.hear(ONE, report(0))
+    watch.add_report(ONE, report(0))
     silent = [observe(watch, clock, 5.0) for _ in range(4)]
-    watch.hear(ONE, report(200))
+    watch.add_report(ONE, report(200))
     back = observe(watch, clock, 2.5)
 
     assert [one.num_arrived for one in silent] == [0, 0, 0, 0]
@@ -101,9 +101,9 @@ def test_an_observation_begins_when_the_first_gateway_is_heard() -> None:
     clock = ManualClock()
     watch = TrafficWatch(clock)
     clock.advance(20.0)
-    watch.hear(ONE, TrafficReport(age_s=900.0, num_arrived=1000))
+    watch.add_report(ONE, TrafficReport(age_s=900.0, num_arrived=1000))
     clock.advance(4.0)
-    watch.hear(ONE, TrafficReport(age_s=904.0, num_arrived=1008))
+    watch.add_report(ONE, TrafficReport(age_s=904.0, num_arrived=1008))
 
     seen = observe(watch, clock, 1.0)
 

@@ -109,7 +109,7 @@ function predictions(decision) {
     );
   }
   if (came.regret_s > 0) {
-    const late = `${came.best_other} would have been ${seconds(came.regret_s)} sooner, in hindsight.`;
+    const late = `${came.best_other} would have been ${seconds(came.regret_s)} sooner, had it kept to its prediction.`;
     parts.push(element("p", { class: "reason" }, late));
   }
   return parts;

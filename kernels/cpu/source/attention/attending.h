@@ -10,10 +10,10 @@
 // times NaN); its request fails anyhow.
 #pragma once
 
-#include "attention_desk.h"
 #include "attention_items.h"
 #include "attention_rows.h"
 #include "attention_tiles.h"
+#include "attention_workspace.h"
 
 namespace {
 
@@ -25,7 +25,7 @@ class Attending {
   Attending(const Problem& problem, Work& work)
       : problem_(problem),
         query_cells_(problem.padded_depth()),
-        desk_(work, problem, Problem::MOST_ROWS) {}
+        workspace_(work, problem, Problem::MOST_ROWS) {}
 
   // `next`: the item that is likely to follow, or null. `partials`: the sums of tiles that are cut.
   void attend(const Item& item, const Item* next, const Sums& partials) {
@@ -37,22 +37,22 @@ class Attending {
       if (!is_whole) {
         const int64_t done = (segment - item.first_segment) * rows;
         sum_up(item, segment, {partials.from(item.first_partial + done), item.partials_a_head}, next);
-      } else if (!is_hidden(item.first_tile, segment)) {
-        sum_up(item, segment, {has_some ? desk_.segment : desk_.whole, rows}, next);
-        if (has_some) desk_.whole.add(desk_.segment, item.rows());
+      } else if (!is_masked(item.first_tile, segment)) {
+        sum_up(item, segment, {has_some ? workspace_.segment : workspace_.whole, rows}, next);
+        if (has_some) workspace_.whole.add(workspace_.segment, item.rows());
         has_some = true;
       }
     }
     for (int64_t row = 0; is_whole && row < item.rows(); row++)
-      store_out(problem_, item.tile(row / rows), row % rows, desk_.whole.from(row));
+      store_out(problem_, item.tile(row / rows), row % rows, workspace_.whole.from(row));
   }
 
   // Merges the pieces of a tile, once all are computed.
-  void put_together(const CutRow& cut, const Sums& partials) {
-    desk_.whole.copy(partials.from(cut.first_partial), 1);
+  void merge_pieces(const CutRow& cut, const Sums& partials) {
+    workspace_.whole.copy(partials.from(cut.first_partial), 1);
     for (int64_t segment = 1; segment < cut.num_segments; segment++)
-      desk_.whole.add(partials.from(cut.first_partial + segment * cut.stride), 1);
-    store_out(problem_, cut.tile, cut.row, desk_.whole);
+      workspace_.whole.add(partials.from(cut.first_partial + segment * cut.stride), 1);
+    store_out(problem_, cut.tile, cut.row, workspace_.whole);
   }
 
  private:
@@ -72,7 +72,7 @@ class Attending {
   }
 
   // Whether all rows of the tile mask the segment.
-  bool is_hidden(const Tile& tile, int64_t segment) const {
+  bool is_masked(const Tile& tile, int64_t segment) const {
     return problem_.next_chunk(tile.position(0), segment * SEGMENT) >= (segment + 1) * SEGMENT;
   }
 
@@ -86,11 +86,11 @@ class Attending {
       for (int64_t head = 0; head < item.num_heads; head++) {
         upcoming_.clear();
         if (head + 1 < item.num_heads)
-          expect(item, head + 1, from);
+          prefetch_keys(item, head + 1, from);
         else
-          expect_after(item, following, next);
+          prefetch_after(item, following, next);
         sums_ = sums.of(head);
-        queries_ = desk_.queries + head * rows * query_cells_;
+        queries_ = workspace_.queries + head * rows * query_cells_;
         is_next_head_ = head > 0;
         attend_chunk(item.tile(head), from, std::min(CHUNK, end - from));
         upcoming_.fetch_all();
@@ -100,16 +100,16 @@ class Attending {
   }
 
   // Prefetches the chunk of keys from `from` on.
-  void expect(const Item& item, int64_t head, int64_t from) {
-    problem_.expect_rows(item.tile(head), from, std::min(CHUNK, end_key(item) - from), upcoming_);
+  void prefetch_keys(const Item& item, int64_t head, int64_t from) {
+    problem_.prefetch_rows(item.tile(head), from, std::min(CHUNK, end_key(item) - from), upcoming_);
   }
 
   // Prefetches what is read from key `from` on, or else what the next item reads.
-  void expect_after(const Item& item, int64_t from, const Item* next) {
+  void prefetch_after(const Item& item, int64_t from, const Item* next) {
     if (from < end_key(item))
-      expect(item, 0, from);
+      prefetch_keys(item, 0, from);
     else if (next)
-      expect(*next, 0, first_key(*next));
+      prefetch_keys(*next, 0, first_key(*next));
   }
 
   // Keys from position `first` on. `count` is less than CHUNK at the end of the tile.
@@ -129,12 +129,12 @@ class Attending {
     if (is_next_head_ && problem_.is_read_in_place())
       problem_.find_rows_of_next_head(count, keys, values);
     else if constexpr (Problem::HAS_OPEN)
-      problem_.find_rows(tile, first, count, rows, desk_.copies, keys, values);
+      problem_.find_rows(tile, first, count, rows, workspace_.copies, keys, values);
     else
-      problem_.find_rows(tile, first, count, desk_.copies, keys, values);
+      problem_.find_rows(tile, first, count, workspace_.copies, keys, values);
     if (problem_.has_scales()) problem_.find_scales(tile, first, count, scales_);
     for (int64_t key = count; key < CHUNK; key++)
-      keys[key] = values[key] = reinterpret_cast<const uint8_t*>(desk_.zeros);
+      keys[key] = values[key] = reinterpret_cast<const uint8_t*>(workspace_.zeros);
     if (is_few(tile))
       attend_few(tile.rows(), first, count, keys, values);
     else
@@ -148,40 +148,40 @@ class Attending {
   void attend_few(int64_t rows, int64_t first, int64_t count, const uint8_t* const* keys,
                   const uint8_t* const* values) {
     const Cells queries{queries_, query_cells_};
-    const Floats scores{desk_.scores, CHUNK};
+    const Floats scores{workspace_.scores, CHUNK};
     const int64_t depth = cells_of(count), width = problem_.padded_value();
     if constexpr (MULTIPLIES_BYTES<T>) {
       if (problem_.is_bytes()) {
         score_few_bytes(problem_.items, rows, queries, keys, query_cells_, scores, upcoming_);
         weigh(first, 0, rows);
-        return mix_few_bytes(problem_.items, rows, weights().cells, values, depth, width, desk_.shrinks, out(),
+        return mix_few_bytes(problem_.items, rows, weights().cells, values, depth, width, workspace_.rescales, out(),
                              upcoming_);
       }
     }
     score_few<T>(rows, queries, keys, query_cells_, scores, upcoming_);
     weigh(first, 0, rows);
-    mix_few<T>(rows, weights().cells, values, depth, width, desk_.shrinks, out(), upcoming_);
+    mix_few<T>(rows, weights().cells, values, depth, width, workspace_.rescales, out(), upcoming_);
   }
 
   void attend_many(const Tile& tile, int64_t first, int64_t count, const uint8_t* const* keys,
                    const uint8_t* const* values) {
     const int64_t width = problem_.padded_value();
     const int64_t end = attends_by_tiles<T>() ? round_up(count, 2 * TILE_CELLS) : count;  // of keys that are packed
-    for (int64_t key = 0; key < end; key += 16) pack_sixteen_keys(keys + key, desk_.keys + key);
+    for (int64_t key = 0; key < end; key += 16) pack_sixteen_keys(keys + key, workspace_.keys + key);
     each_band(tile, first, count, [&](int64_t row, int64_t rows, int64_t seen) {
       const int64_t group = QUERY_GROUP * query_cells_;
       multiply<T, Rowwise::QUERIES>(rows, queries_ + row / QUERY_GROUP * group, group,
-                                    {desk_.keys, CHUNK}, problem_.depth(), round_up(seen, 16), nullptr,
-                                    {desk_.scores, CHUNK});
+                                    {workspace_.keys, CHUNK}, problem_.depth(), round_up(seen, 16), nullptr,
+                                    {workspace_.scores, CHUNK});
       weigh(first, row, rows);
     });
     for (int64_t key = 0; key < end; key += PER_CELL<T>)
-      pack_row_of_values(values + key, desk_.values + key / PER_CELL<T> * width);
+      pack_row_of_values(values + key, workspace_.values + key / PER_CELL<T> * width);
     each_band(tile, first, count, [&](int64_t row, int64_t rows, int64_t seen) {
       const Sums sums = sums_.from(row);
       multiply<T, Rowwise::WEIGHTS>(rows, weights().cells + row * weights().stride,
-                                    QUERY_GROUP * weights().stride, {desk_.values, width}, cells_of(seen),
-                                    width, desk_.shrinks + row, {sums.values(0), sums.stride()});
+                                    QUERY_GROUP * weights().stride, {workspace_.values, width}, cells_of(seen),
+                                    width, workspace_.rescales + row, {sums.values(0), sums.stride()});
     });
   }
 
@@ -219,7 +219,7 @@ class Attending {
 
   Visible visible(int64_t row, int64_t first) const { return problem_.visible(positions_[row], first, rows_); }
   static int64_t cells_of(int64_t count) { return (count + PER_CELL<T> - 1) / PER_CELL<T>; }
-  Cells weights() const { return {reinterpret_cast<const Cell*>(desk_.weights), WEIGHT_CELLS<T>}; }
+  Cells weights() const { return {reinterpret_cast<const Cell*>(workspace_.weights), WEIGHT_CELLS<T>}; }
   Floats out() const { return {sums_.values(0), sums_.stride()}; }
 
   void weigh(int64_t first, int64_t begin, int64_t count) {
@@ -230,18 +230,19 @@ class Attending {
     const Weighing what{count, problem_.scoring, has_scales ? scales_.keys : nullptr,
                         has_scales ? scales_.values : nullptr};
     const Totals totals{&sums_.top(begin), sums_.totals(begin), sums_.stride()};
-    ::weigh(what, sees_all ? nullptr : seen, desk_.scores, totals, desk_.weights + begin * CHUNK, desk_.shrinks + begin);
+    ::weigh(what, sees_all ? nullptr : seen, workspace_.scores, totals, workspace_.weights + begin * CHUNK,
+            workspace_.rescales + begin);
   }
 
   // Stores queries from row `first` on at their places.
   void load_queries(const Tile& tile, int64_t first) {
     const bool is_rowwise = is_few(tile) || attends_by_tiles<T>();
-    Cell* const queries = desk_.queries + first * query_cells_;
+    Cell* const queries = workspace_.queries + first * query_cells_;
     const uint8_t* among[QUERIES_AT_ONCE];
-    std::fill(among, among + QUERIES_AT_ONCE, reinterpret_cast<const uint8_t*>(desk_.zeros));
+    std::fill(among, among + QUERIES_AT_ONCE, reinterpret_cast<const uint8_t*>(workspace_.zeros));
     for (int64_t row = 0; row < tile.rows(); row++) {
       const int64_t place = row % QUERIES_AT_ONCE, token = tile.first_token + tile.token(row);
-      Cell* const cells = is_rowwise ? queries + row * query_cells_ : desk_.some_queries + place * query_cells_;
+      Cell* const cells = is_rowwise ? queries + row * query_cells_ : workspace_.some_queries + place * query_cells_;
       const T* query = is_rowwise ? nullptr : problem_.find_query(token, tile.head(row));
       if (!query) query = copy_query(problem_, token, tile.head(row), reinterpret_cast<T*>(cells));
       positions_[row] = tile.position(row);
@@ -253,7 +254,7 @@ class Attending {
 
   const Problem& problem_;
   int64_t query_cells_;  // of a row
-  Desk<T> desk_;
+  Workspace<T> workspace_;
   Sums sums_;               // of the segment and the KV head at hand
   const Cell* queries_;     // likewise
   const uint8_t *key_rows_[CHUNK], *value_rows_[CHUNK];  // of the chunk at hand
@@ -288,7 +289,7 @@ void attend(const Given& args, const Pass& pass, Work& work) {
   work.barrier();
   while (work.take(items.num_cut_rows(), grain_of(items.num_cut_rows(), work), span))
     for (int64_t number = span.begin; number < span.end; number++)
-      attending.put_together(items.cut_row(number), partials);
+      attending.merge_pieces(items.cut_row(number), partials);
 }
 
 }  // namespace

@@ -49,7 +49,7 @@ struct Int4Problem : KvProblem<T> {
       find_open(tile, first, count, copies, keys, values);
   }
 
-  void expect_rows(const Tile& tile, int64_t first, int64_t count, Upcoming& upcoming) const {
+  void prefetch_rows(const Tile& tile, int64_t first, int64_t count, Upcoming& upcoming) const {
     const int64_t stop = std::min(first + count, own_block(tile.last_position()));
     for (int64_t block = first / this->block_size; block * this->block_size < stop; block++)
       upcoming.add(this->arena.unit(tile.table[block], tile.kv_head), this->arena.unit_bytes);

@@ -129,7 +129,7 @@ struct KvProblem : AttentionProblem<T> {
   }
 
   // Prefetches the same rows.
-  void expect_rows(const Tile& tile, int64_t first, int64_t count, Upcoming& upcoming) const {
+  void prefetch_rows(const Tile& tile, int64_t first, int64_t count, Upcoming& upcoming) const {
     const int64_t row_bytes = arena.width * arena.item_bytes, end = first + count;
     for (int64_t position = first, slot = first % arena.block_size; position < end; slot = 0) {
       const int64_t rows = std::min(arena.block_size - slot, end - position);

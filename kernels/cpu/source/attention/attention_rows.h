@@ -1,7 +1,7 @@
 // Reads queries of a pass for the products of attention, and writes their results.
 #pragma once
 
-#include "attention_desk.h"
+#include "attention_workspace.h"
 
 namespace {
 

@@ -137,7 +137,7 @@ inline void weigh_row(const float* scores, float factor, const Weighing& what, f
 }
 
 template <bool HAS_SCALES, typename T>
-void weigh_all(const Weighing& what, const Visible* visible, float* scores, Totals of, T* weights, float* shrinks) {
+void weigh_all(const Weighing& what, const Visible* visible, float* scores, Totals of, T* weights, float* rescales) {
   for (int64_t first = 0; first < what.rows; first += 16) {
     const int64_t rows = std::min<int64_t>(16, what.rows - first);
     float before[16] = {}, tops[16] = {}, factors[16] = {}, shrink[16];
@@ -158,7 +158,7 @@ void weigh_all(const Weighing& what, const Visible* visible, float* scores, Tota
       weigh_row<HAS_SCALES>(scores + row * CHUNK, factors[i], what, tops[i], shrink[i], weights + row * CHUNK,
                             of.total(row));
       of.top(row) = tops[i];
-      shrinks[row] = shrink[i];
+      rescales[row] = shrink[i];
     }
   }
 }
@@ -168,11 +168,11 @@ void weigh_all(const Weighing& what, const Visible* visible, float* scores, Tota
 f32x16 powers_of_2(f32x16 x) { return power_of_2(x); }
 
 template <typename T>
-void weigh(const Weighing& what, const Visible* visible, float* scores, Totals of, T* weights, float* shrinks) {
+void weigh(const Weighing& what, const Visible* visible, float* scores, Totals of, T* weights, float* rescales) {
   if (what.value_scales)
-    weigh_all<true>(what, visible, scores, of, weights, shrinks);
+    weigh_all<true>(what, visible, scores, of, weights, rescales);
   else
-    weigh_all<false>(what, visible, scores, of, weights, shrinks);
+    weigh_all<false>(what, visible, scores, of, weights, rescales);
 }
 
 template void weigh(const Weighing&, const Visible*, float*, Totals, float*, float*);

@@ -52,8 +52,8 @@ struct Weighing {
 };
 
 // Converts products of rows with a chunk of keys to weights in T; the sums of the weights are added to `totals`, and
-// `shrinks` gets the factors by which earlier sums must be scaled down. `visible`: the keys that each row sees; null:
+// `rescales` gets the factors by which earlier sums must be scaled down. `visible`: the keys that each row sees; null:
 // all. Rows are CHUNK apart, and go through each step together, so that none waits for its own maximum. The content of
 // `scores` is undefined afterwards.
 template <typename T>
-void weigh(const Weighing& what, const Visible* visible, float* scores, Totals of, T* weights, float* shrinks);
+void weigh(const Weighing& what, const Visible* visible, float* scores, Totals of, T* weights, float* rescales);

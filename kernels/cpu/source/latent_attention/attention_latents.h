@@ -86,7 +86,7 @@ struct LatentProblem : AttentionProblem<T> {
   }
 
   // Prefetches the same rows.
-  void expect_rows(const Tile& tile, int64_t first, int64_t count, Upcoming& upcoming) const {
+  void prefetch_rows(const Tile& tile, int64_t first, int64_t count, Upcoming& upcoming) const {
     const int64_t end = first + count, size = this->block_size;
     for (int64_t position = first, next; position < end; position = next) {
       next = std::min(end, (position / size + 1) * size);

@@ -9,9 +9,9 @@
 // What a call returns; a negative number is an errno. As in kernels/paging/piece_stream.py.
 enum {
   ALL = 0,
-  NOT_YET = 1,  // the socket's own time limit is over, or the caller's: to be called again
-  ENDED = 2,    // by the other end
-  ANOTHER = 3,  // the header is another than expected
+  NOT_YET = 1,   // the socket's own time limit is over, or the caller's: to be called again
+  ENDED = 2,     // by the other end
+  ANOTHER = 3,   // the header is another than expected
   GIVEN_UP = 4,  // by another thread of the caller's
 };
 

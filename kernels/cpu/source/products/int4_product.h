@@ -10,7 +10,7 @@ struct Int4Product {
   static constexpr int MAX_ROWS = LANES == 16 ? 6 : HAS_NEON ? 4 : 1, LINES = INT4_GROUP_BYTES / 64;
   static constexpr int64_t MOST_ROWS = MOST_TILE_ROWS;
   static int64_t tile_rows() { return uses_tiles() ? AMX_ROWS : MAX_ROWS; }
-  static bool goes_by_tiles(int64_t rows) { return uses_tiles() && rows > MAX_ROWS; }
+  static bool multiplies_by_tiles(int64_t rows) { return uses_tiles() && rows > MAX_ROWS; }
   Int8Rows rows;
   const uint8_t* weights;
   int64_t panel_bytes;

@@ -76,6 +76,6 @@ void Int8Product::multiply_by_tiles(PrefetchLines lines, Span of, int64_t panel,
 }
 
 void Int8Product::multiply(PrefetchLines lines, Span rows, int64_t panel, const uint8_t* next, float* sums) const {
-  if (goes_by_tiles(rows.end - rows.begin)) return multiply_by_tiles(lines, rows, panel, next, sums);
+  if (multiplies_by_tiles(rows.end - rows.begin)) return multiply_by_tiles(lines, rows, panel, next, sums);
   run_tile_of(*this, lines, rows, panel, next, sums);
 }

@@ -8,7 +8,7 @@ struct Int8Product {
   static constexpr int MAX_ROWS = MAX_TILE_ROWS, LINES = 2;
   static constexpr int64_t MOST_ROWS = MOST_BLOCK_ROWS;
   static int64_t tile_rows() { return uses_tiles() ? AMX_BLOCK_ROWS : MAX_ROWS; }
-  static bool goes_by_tiles(int64_t) { return uses_tiles(); }
+  static bool multiplies_by_tiles(int64_t) { return uses_tiles(); }
   Int8Rows rows;
   const uint8_t* weights;
   const float* scales;

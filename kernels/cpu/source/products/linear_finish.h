@@ -7,7 +7,7 @@
 
 // Prefetches `count` items for writing; otherwise each line would be waited for when all are written at once.
 template <typename T>
-static inline void expect_to_write(T* p, int64_t count) {
+static inline void prefetch_to_write(T* p, int64_t count) {
   for (int64_t i = 0; i < count; i += 64 / int64_t(sizeof(T))) __builtin_prefetch(p + i, 1);
 }
 
@@ -26,8 +26,8 @@ static inline f32x16 load_up_to(const T* p, int64_t count) {
 
 // Prefetches the destination of a row and a panel, if the finish knows it.
 template <typename Finish>
-static inline void expect_sums(const Finish& finish, int64_t row, int64_t panel) {
-  if constexpr (requires { finish.expect(row, panel); }) finish.expect(row, panel);
+static inline void prefetch_outputs(const Finish& finish, int64_t row, int64_t panel) {
+  if constexpr (requires { finish.prefetch_outputs(row, panel); }) finish.prefetch_outputs(row, panel);
 }
 
 // y [rows][N] = sums + bias, which may be null
@@ -38,7 +38,7 @@ struct AddBias {
   int64_t width;  // N
 
   int64_t num_panels() const { return (width + PANEL - 1) / PANEL; }
-  void expect(int64_t row, int64_t panel) const { expect_to_write(y + row * width + panel * PANEL, PANEL); }
+  void prefetch_outputs(int64_t row, int64_t panel) const { prefetch_to_write(y + row * width + panel * PANEL, PANEL); }
 
   void operator()(int64_t row, int64_t panel, const float* sums) const {
     for (int64_t half = 0; half < PANEL; half += 16) {
@@ -58,8 +58,8 @@ struct Gate {
   int64_t width;  // F
 
   int64_t num_panels() const { return (width + PANEL / 2 - 1) / (PANEL / 2); }
-  void expect(int64_t row, int64_t panel) const {
-    expect_to_write(y + row * width + panel * (PANEL / 2), PANEL / 2);
+  void prefetch_outputs(int64_t row, int64_t panel) const {
+    prefetch_to_write(y + row * width + panel * (PANEL / 2), PANEL / 2);
   }
 
   void operator()(int64_t row, int64_t panel, const float* sums) const {

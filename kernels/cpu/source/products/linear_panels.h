@@ -40,7 +40,7 @@ __attribute__((noinline)) void multiply_panel(const Factors<T>& factors, Span ro
   alignas(64) float sums[MOST_BLOCK_ROWS * PANEL];
   for (int64_t row = rows.begin; row < rows.end; row += at_once) {
     const int64_t count = std::min(rows.end - row, at_once);
-    for (int64_t i = 0; i < count; i++) expect_sums(finish, row + i, panel);
+    for (int64_t i = 0; i < count; i++) prefetch_outputs(finish, row + i, panel);
     multiply_rows(count, factors.x + row * factors.x_stride, factors.x_stride,
                   factors.panel(panel), factors.num_steps, ahead, sums);
     ahead.next += ahead.advance * factors.num_steps * ((count + tile_rows<T>() - 1) / tile_rows<T>());

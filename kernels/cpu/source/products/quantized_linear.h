@@ -92,7 +92,7 @@ static inline void run_tile_of(const Product& product, PrefetchLines lines, Span
   run_tile_of<NONE, MOST>(product, rows, panel, next, sums);
 }
 
-// `Product` has weights, panel_bytes, tile_rows() of at most MOST_ROWS, LINES (of a step), goes_by_tiles(rows) and
+// `Product` has weights, panel_bytes, tile_rows() of at most MOST_ROWS, LINES (of a step), multiplies_by_tiles(rows) and
 //     multiply(lines, rows, panel, next, sums [rows][32])
 // for up to `tile_rows` rows, which prefetches from `next` on as it reads the panel, step by step.
 template <typename Product, typename Finish>
@@ -133,7 +133,7 @@ class Multiplication {
       return;
     }
     if (rows.end - rows.begin <= at_once) {
-      const bool is_by_vectors = LANES == 16 && !Product::goes_by_tiles(rows.end - rows.begin);
+      const bool is_by_vectors = LANES == 16 && !Product::multiplies_by_tiles(rows.end - rows.begin);
       if (is_by_vectors && rows.end - rows.begin <= NO_PREFETCH_ROWS) return run_tile(NONE, rows, panel, next);
       const int64_t ahead = is_by_vectors ? EARLY_BYTES : STREAM_AHEAD_BYTES;
       return run_tile(ALL, rows, panel, weights + ahead);
@@ -150,7 +150,7 @@ class Multiplication {
   // Not inlined, as it is called from several places.
   __attribute__((noinline)) void run_tile(PrefetchLines lines, Span rows, int64_t panel, const uint8_t* next) const {
     alignas(64) float sums[Product::MOST_ROWS * PANEL];
-    for (int64_t row = rows.begin; row < rows.end; row++) expect_sums(finish_, row, panel);
+    for (int64_t row = rows.begin; row < rows.end; row++) prefetch_outputs(finish_, row, panel);
     product_.multiply(lines, rows, panel, next, sums);
     for (int64_t row = rows.begin; row < rows.end; row++)
       finish_(row, panel, sums + (row - rows.begin) * PANEL);

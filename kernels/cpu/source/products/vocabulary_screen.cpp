@@ -191,7 +191,7 @@ struct FineProduct {
   static constexpr int LINES = Int8Product::LINES;
   static constexpr int64_t MOST_ROWS = Int8Product::MOST_ROWS;
   static int64_t tile_rows() { return Int8Product::tile_rows(); }
-  static bool goes_by_tiles(int64_t rows) { return Int8Product::goes_by_tiles(rows); }
+  static bool multiplies_by_tiles(int64_t rows) { return Int8Product::multiplies_by_tiles(rows); }
   Int8Product coarse, fine;
   const uint8_t* weights = coarse.weights;
   int64_t panel_bytes = coarse.panel_bytes;

@@ -23,7 +23,7 @@ struct Places {
   }
 
   // The first thread after `first` with other CPUs.
-  int64_t end_of_alike(int64_t first) const {
+  int64_t end_of_equal(int64_t first) const {
     int64_t end = first + 1;
     while (end < num_threads && std::equal(of(first), of(first) + num_words, of(end))) end++;
     return end;
@@ -50,7 +50,7 @@ void touch(char* memory, int64_t begin, int64_t end) {
 
 }  // namespace
 
-void keep_in_place(int thread) {
+void pin_thread(int thread) {
   const Places* now = places.load(std::memory_order_acquire);
   if (now == places_kept) return;
   places_kept = now;
@@ -68,10 +68,10 @@ extern "C" void baton_place_threads(int64_t num_threads, int64_t num_words, cons
 // Places memory that nobody has written yet on the nodes of the threads with the respective parts.
 extern "C" void baton_touch(char* memory, int64_t num_bytes) {
   const Places* now = places.load(std::memory_order_acquire);
-  if (!now || now->end_of_alike(0) == now->num_threads) return;
+  if (!now || now->end_of_equal(0) == now->num_threads) return;
   std::vector<std::thread> threads;
   for (int64_t first = 0, end; first < now->num_threads; first = end) {
-    end = now->end_of_alike(first);
+    end = now->end_of_equal(first);
     threads.emplace_back([=] {
       now->keep(first);
       touch(memory, num_bytes * first / now->num_threads, num_bytes * end / now->num_threads);

@@ -2,4 +2,4 @@
 #pragma once
 
 // Pins the calling thread, number `thread` of the pool, if places were set.
-void keep_in_place(int thread);
+void pin_thread(int thread);

@@ -72,7 +72,7 @@ class Pool {
     tape.run_alone(0, first);
     if (first == tape.count) return;
     gather(num_threads);
-    keep_in_place(0);
+    pin_thread(0);
     tape_ = &tape;
     first_ = first;
     num_threads_ = num_threads;
@@ -105,7 +105,7 @@ class Pool {
       const auto has_rung = [&] { return bell_.read() != heard; };
       while (!look(LOOK_NS, has_rung)) bell_.sleep_while(heard);
       heard = bell_.read();
-      keep_in_place(number);
+      pin_thread(number);
       const uint32_t number_of_play = team_.play();
       if (number_of_play % 2 == 0 || !team_.enter(number_of_play)) continue;
       if (number >= num_threads_) {

@@ -55,24 +55,24 @@ struct Team {
 
   // The number of this play, in the upper half, and the number of helpers inside. The play number is odd while helpers
   // may enter; what they read inside does not change until the last has left.
-  alignas(64) std::atomic<uint64_t> door{0};
+  alignas(64) std::atomic<uint64_t> entrance{0};
 
-  uint32_t play() const { return uint32_t(door.load(std::memory_order_acquire) >> 32); }
+  uint32_t play() const { return uint32_t(entrance.load(std::memory_order_acquire) >> 32); }
 
   bool enter(uint32_t play) {
-    uint64_t word = door.load(std::memory_order_relaxed);
+    uint64_t word = entrance.load(std::memory_order_relaxed);
     while (uint32_t(word >> 32) == play)
-      if (door.compare_exchange_weak(word, word + 1, std::memory_order_acquire)) return true;
+      if (entrance.compare_exchange_weak(word, word + 1, std::memory_order_acquire)) return true;
     return false;
   }
 
-  void leave() { door.fetch_sub(1, std::memory_order_release); }
-  void open() { door.fetch_add(uint64_t(1) << 32, std::memory_order_release); }
+  void leave() { entrance.fetch_sub(1, std::memory_order_release); }
+  void open() { entrance.fetch_add(uint64_t(1) << 32, std::memory_order_release); }
 
   // Waits until all helpers have left, which they do when they have nothing to do.
   void close() {
-    door.fetch_add(uint64_t(1) << 32, std::memory_order_relaxed);
-    const auto is_empty = [&] { return uint32_t(door.load(std::memory_order_acquire)) == 0; };
+    entrance.fetch_add(uint64_t(1) << 32, std::memory_order_relaxed);
+    const auto is_empty = [&] { return uint32_t(entrance.load(std::memory_order_acquire)) == 0; };
     while (!look(LOOK_NS, is_empty)) sched_yield();
   }
 

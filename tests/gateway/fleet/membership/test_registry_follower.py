@@ -1,4 +1,4 @@
-"""A fleet follows its registry: what it hears, cannot follow, or does not hear at all."""
+"""A fleet follows its registry: updates that arrive, cannot be applied, or are lost."""
 
 from __future__ import annotations
 

@@ -37,13 +37,13 @@ async def test_it_is_over_when_the_last_of_the_first_replicas_has_told_all() -> 
     warming.begin([A, B])
     warming.begin([Epoch("later")])
 
-    warming.hear(A, is_all=True)
-    warming.hear(B, is_all=False)
+    warming.observe(A, is_all=True)
+    warming.observe(B, is_all=False)
     assert not warming.is_over
-    warming.hear(B, is_all=True)
+    warming.observe(B, is_all=True)
 
     assert warming.is_over
-    warming.hear(Epoch("later"), is_all=True)
+    warming.observe(Epoch("later"), is_all=True)
     assert over.num_calls == 1
 
 
@@ -56,7 +56,7 @@ async def test_a_replica_that_says_nothing_is_waited_for_only_while_others_do(
     warming.begin([A, B])
     for _ in range(3):
         clock.advance(0.015)
-        warming.hear(A, is_all=False)
+        warming.observe(A, is_all=False)
         await asyncio.sleep(0.03)
         assert not warming.is_over
 
@@ -76,13 +76,13 @@ async def test_half_of_the_caches_are_enough_after_a_while(monkeypatch: pytest.M
 
     warming = WarmUp(over.set, clock, has_looked)
     warming.begin([A, B, Epoch("c")])
-    warming.hear(A, is_all=True)
+    warming.observe(A, is_all=True)
     clock.advance(warm_up.ENOUGH_AFTER_S)
     await looks.acquire()
     await looks.acquire()
     assert not warming.is_over
 
-    warming.hear(B, is_all=True)
+    warming.observe(B, is_all=True)
 
     assert over.is_set()
 
@@ -96,7 +96,7 @@ async def test_that_half_is_known_is_seen_as_soon_as_it_is_enough(
     warming = WarmUp(over.set, clock)
     warming.begin([A, B])
 
-    warming.hear(A, is_all=True)
+    warming.observe(A, is_all=True)
     assert not warming.is_over
     clock.advance(warm_up.ENOUGH_AFTER_S)
 
@@ -155,7 +155,7 @@ async def test_nothing_is_awaited_of_a_replica_that_cannot_be_connected_to() -> 
     over = Over()
     warming = WarmUp(over)
     warming.begin([A, B])
-    warming.hear(A, is_all=True)
+    warming.observe(A, is_all=True)
 
     warming.lose(B)
 
@@ -201,7 +201,11 @@ async def test_nobody_is_silent_who_has_not_been_asked(monkeypatch: pytest.Monke
     await over.wait()
 
 
-async def test_the_first_prompt_of_a_new_gateway_goes_where_it_is_cached() -> None:
+async def test_the_first_prompt_of_a_new_gateway_goes_where_it_is_cached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("PAUSE_S", "ENOUGH_AFTER_S", "LIMIT_S"):  # however long the replicas take
+        monkeypatch.setattr(warm_up, name, 100.0)
     async with running_fleet(prefill=0, decode=4) as fleet:
         for number in range(4):
             await fleet.ask([number, *PROMPT])

@@ -33,7 +33,7 @@ from baton.router.speeds.prediction_errors import PredictionErrors
 def test_who_gave_up_when_the_first_token_was_late_counts_and_the_impatient_do_not() -> None:
     errors, clock = PredictionErrors(), ManualClock()
     for _ in range(100):
-        errors.hear(1.0, 1.0)
+        errors.observe(1.0, 1.0)
     usual = errors.interval(1.0)
 
     def give_up_after(seconds: float) -> None:
@@ -54,7 +54,7 @@ async def test_a_request_whose_first_attempt_failed_is_heard_of_once_by_its_real
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     heard: list[tuple[float, float]] = []
-    monkeypatch.setattr(PredictionErrors, "hear", lambda self, *pair: heard.append(pair))
+    monkeypatch.setattr(PredictionErrors, "observe", lambda self, *pair: heard.append(pair))
     one, other = (ScriptedReplica(name, breaks_after(), answers(1)) for name in ("d1", "d2"))
     async with dispatching_to(one, other) as dispatcher:
         tokens, receipt = await ask(dispatcher)
@@ -98,8 +98,8 @@ async def test_where_guesses_are_right_a_step_gives_several_tokens() -> None:
             asked = PlacementRecord("", 0.0, 0.0, FirstToken(log.ttft_errors, clock))
             followed = log.sent(asked, request, placement)
             followed.deliver(1)
-            followed.hear(Receipt(output_tokens=1), epoch)
-            followed.hear(Receipt(output_tokens=101, accepted_tokens=50), epoch)
+            followed.observe(Receipt(output_tokens=1), epoch)
+            followed.observe(Receipt(output_tokens=101, accepted_tokens=50), epoch)
             followed.end()
             return tuple(log.decisions)[-1].predicted_itl_s
 

@@ -36,7 +36,7 @@ async def test_a_request_goes_on_elsewhere_behind_what_came_and_is_taken_back_he
         await until(lambda: len(reader.tokens) == 2)
         other.offer(max_open=4)
 
-        one.goes_on.clear()
+        one.may_proceed.clear()
         await end_of(reader)
         one.say(more(one, 12, is_last=True))  # it comes back, and finds itself taken back
         await until(lambda: one.cancelled)
@@ -56,9 +56,9 @@ async def test_while_nobody_else_has_room_it_waits_and_goes_on_where_it_was() ->
         reader = await begin(dispatcher)
         await until(lambda: len(reader.tokens) == 2)
 
-        one.goes_on.clear()
+        one.may_proceed.clear()
         await until(lambda: dispatcher.num_waiting)
-        one.goes_on.set()
+        one.may_proceed.set()
         one.say(more(one, 12))
         await until(lambda: len(reader.tokens) == 3)
         other.offer(max_open=4)
@@ -75,12 +75,12 @@ async def test_nothing_is_placed_on_it_until_it_speaks() -> None:
     one = ScriptedReplica("one", says(10), says(11, is_last=True))
     async with dispatching_to(one, channels=impatient()) as dispatcher:
         first = await begin(dispatcher)
-        one.goes_on.clear()
+        one.may_proceed.clear()
         await until(lambda: not dispatcher.is_ready())
         [trouble] = dispatcher.fleet.trouble_by_replica().values()
         assert trouble == "it answers nobody"
 
-        one.goes_on.set()
+        one.may_proceed.set()
         await until(dispatcher.is_ready)
         one.say(more(one, 12, is_last=True))
         await end_of(first)
@@ -94,7 +94,7 @@ async def test_an_embedding_is_computed_anew_elsewhere() -> None:
         reader = await begin(dispatcher, pooling=Pooling.MEAN)
         other.offer(max_open=4)
 
-        one.goes_on.clear()
+        one.may_proceed.clear()
         await end_of(reader)
 
         [request] = other.received
@@ -110,7 +110,7 @@ async def test_a_request_that_found_no_place_in_time_moves_when_another_replica_
         reader = await begin(dispatcher)
         await until(lambda: reader.tokens)
         if why == "silent":
-            one.goes_on.clear()
+            one.may_proceed.clear()
         else:
             one.drain()
         await until(lambda: dispatcher.num_waiting)
@@ -136,13 +136,13 @@ async def test_a_request_does_not_go_to_and_fro_between_replicas_that_pause_now_
             here, there = there, here
         for _ in range(MAX_SILENT_MOVES):
             num_before = len(there.received)
-            here.goes_on.clear()
+            here.may_proceed.clear()
             await until(lambda n=num_before, to=there: len(to.received) > n)  # type: ignore[misc]
-            here.goes_on.set()
+            here.may_proceed.set()
             await until(lambda: all(link.answers for link in dispatcher.fleet.connected))
             here, there = there, here
 
-        here.goes_on.clear()
+        here.may_proceed.clear()
         await until(lambda: not all(link.answers for link in dispatcher.fleet.connected))
         here.say(more(here, 10, is_last=True))
         await until(reader.task.done)

@@ -171,11 +171,11 @@ async def test_who_was_thought_dead_and_lives_keeps_its_answer(
 async def test_an_end_that_is_being_kept_is_kept(
     tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reached, goes_on, end = asyncio.Event(), asyncio.Event(), KeptResponses.end
+    reached, may_proceed, end = asyncio.Event(), asyncio.Event(), KeptResponses.end
 
     async def slow_end(self: KeptResponses, *ended: Any) -> KeptResponse | None:
         reached.set()
-        await goes_on.wait()
+        await may_proceed.wait()
         return await end(self, *ended)
 
     monkeypatch.setattr(KeptResponses, "end", slow_end)
@@ -186,7 +186,7 @@ async def test_an_end_that_is_being_kept_is_kept(
             runs.server.stop(grace_s=0) if way == "stop" else client.responses.cancel(response.id)
         )
         await asyncio.wait([doing], timeout=0.1)  # it gets as far as it can
-        goes_on.set()
+        may_proceed.set()
         told = await doing
         found = await other.responses.retrieve(response.id)
 

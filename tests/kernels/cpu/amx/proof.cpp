@@ -46,7 +46,7 @@ Found multiply(int64_t rows, const std::vector<bf16>& x, int64_t stride, const s
   for (int64_t row = 0; row < rows; row += AMX_ROWS) {
     const int64_t count = std::min(rows - row, AMX_ROWS);
     const char* weights = reinterpret_cast<const char*>(panel.data());
-    multiply_rows(count, x.data() + row * stride, stride, panel.data(), num_steps, Ahead<1>{weights, 64},
+    multiply_rows(count, x.data() + row * stride, stride, panel.data(), num_steps, Prefetch<1>{weights, 64},
                   found.bf16_sums.data() + row * PANEL);
     multiply_int8_by_tiles(count, {x.data() + row * stride, stride * 2, weights, num_steps}, {weights, 128},
                            found.int8_sums.data() + row * PANEL);

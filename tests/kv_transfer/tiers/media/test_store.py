@@ -210,7 +210,7 @@ def test_removals_that_fail_at_once_put_off_the_next_as_one(
 def test_a_store_that_hangs_does_not_keep_overdue_removals_from_closing(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, goes_on = ManualClock(), threading.Event()
+    clock, may_proceed = ManualClock(), threading.Event()
     tier = opened(url, clock=clock)
     tier.put(record_of(1))
 
@@ -219,14 +219,14 @@ def test_a_store_that_hangs_does_not_keep_overdue_removals_from_closing(
 
     monkeypatch.setattr(tier._objects, "remove", refuse)
     tier.remove(name_of(1))
-    monkeypatch.setattr(tier._objects, "remove", lambda key: goes_on.wait(300))
+    monkeypatch.setattr(tier._objects, "remove", lambda key: may_proceed.wait(300))
     monkeypatch.setattr(store, "CLOSE_WITHIN_S", 0.01)
     clock.advance(RETRY_AFTER_S)
     closing = threading.Thread(target=tier.close, daemon=True)
     closing.start()
     closing.join(60)
     hangs = closing.is_alive()
-    goes_on.set()
+    may_proceed.set()
     assert not hangs
 
 

@@ -17,6 +17,7 @@ from baton.core.ids import Epoch, new_epoch
 from baton.core.owner_thread import OneThread
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.handoff.transport import Transport
+from baton.kv_transfer.transport.auto import probe
 from baton.kv_transfer.transport.auto.probe import MAX_PROBE_S, ProbeOffers, Prober, ProbeRound
 from baton.kv_transfer.transport.control.client import ControlClient
 
@@ -49,6 +50,30 @@ async def test_a_probe_of_another_incarnation_is_refused() -> None:
             await prober.measure(it.transport, it.address, new_epoch(), RECEIVER, 1)
 
         await it.assert_nothing_is_left()
+
+
+class Mute(ControlClient):
+    """To a sender that hears of no outcome, and breaks no connection."""
+
+    async def settle(self, address: str, request: SettleTransfer) -> Outcome:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+async def test_a_sender_that_hears_of_no_outcome_does_not_hold_up_who_measures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(probe, "SETTLE_TIMEOUT_S", 0.02)
+    async with connected("grpc") as it, asyncio.timeout(60):
+        prober = Prober(Mute(it.parts.channels))
+        broken = Failing(it.transport, "breaks")
+        sender = it.prefill.sender.epoch
+
+        with pytest.raises(TransferCut, match="a broken wire"):
+            await prober.measure(broken, it.address, sender, RECEIVER, 1)
+
+        assert (await prober.measure(it.transport, it.address, sender, RECEIVER, 1)).seconds > 0
+        await it.assert_nothing_is_left(is_p_told=False)
 
 
 class Failing:

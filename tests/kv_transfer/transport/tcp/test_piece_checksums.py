@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.kv_transfer.world import KV_BYTES, connected
+from tests.kv_transfer.replicas import LAYOUT, PROMPT, kv_of
+from tests.kv_transfer.world import KV_BYTES, NUM_BLOCKS, connected
 
 from baton.core.errors import CorruptPiece
 from baton.kv_transfer.layouts.integrity import (
@@ -104,12 +106,14 @@ async def test_a_piece_that_its_checksums_do_not_prove_is_asked_for_again(
 
 
 @pytest.mark.usefixtures("reading")
-async def test_a_piece_that_comes_again_with_another_checksum_is_not_trusted(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("block_size", [LAYOUT.block_size, 2 * LAYOUT.block_size])
+async def test_a_piece_that_comes_again_with_another_checksum_is_not_trusted_and_not_kept(
+    monkeypatch: pytest.MonkeyPatch, block_size: int
 ) -> None:
     corrupting = Corrupting(sum_up_other_bytes)
     monkeypatch.setattr(ServedConnection, "_send_summed", lambda *at: corrupting.send(*at))
-    async with connected("tcp") as it:
+    decode_layout = replace(LAYOUT, block_size=block_size)
+    async with connected("tcp", decode_layout=decode_layout) as it:
         reservation = await it.grant()
         await it.compute()
 
@@ -117,6 +121,9 @@ async def test_a_piece_that_comes_again_with_another_checksum_is_not_trusted(
             await it.fetch(reservation)
 
         assert 2 in it.fetcher._scores.metrics(0.0).values(), "both count against the sender"
+        first = kv_of(PROMPT, 0, 0, decode_layout)
+        written = {bytes(it.decode.cache.view(block, 0)) for block in range(NUM_BLOCKS)}
+        assert bytes(len(first)) in written and first not in written
         await it.assert_nothing_is_left()
 
 

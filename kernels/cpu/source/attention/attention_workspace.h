@@ -60,14 +60,14 @@ class Sums {
 
 // The memory of one thread, divided up for a tile.
 template <typename T>
-struct Desk {
+struct Workspace {
   Cell *queries, *some_queries;   // [rows][depth] if they are few, else in groups; [QUERIES_AT_ONCE][depth]
   Cell *keys, *values;            // [depth][CHUNK], [CHUNK / PER_CELL][value width]
-  float *scores, *shrinks;        // [L1_ROWS][CHUNK], [rows]
+  float *scores, *rescales;        // [L1_ROWS][CHUNK], [rows]
   T *weights, *copies, *zeros;    // [rows][CHUNK], [2 CHUNK][key width], [key width]
   Sums segment, whole;
 
-  Desk(Work& work, const AttentionProblem<T>& problem, int64_t most_rows) {
+  Workspace(Work& work, const AttentionProblem<T>& problem, int64_t most_rows) {
     const int64_t key = problem.padded_key(), value = problem.padded_value();
     uint8_t* next = nullptr;
     for (int pass = 0; pass < 2; pass++) {  // to measure, then to lay out
@@ -77,7 +77,7 @@ struct Desk {
       allot(next, keys, problem.padded_depth() * CHUNK);
       allot(next, values, CHUNK / PER_CELL<T> * value);
       allot(next, scores, L1_ROWS * CHUNK);
-      allot(next, shrinks, most_rows);
+      allot(next, rescales, most_rows);
       allot(next, weights, most_rows * CHUNK);
       allot(next, copies, 2 * CHUNK * key);
       allot(next, zeros, key);
