@@ -80,7 +80,7 @@ class ScenarioRun:
         async with asyncio.TaskGroup() as group:
             making = [group.create_task(self._keep_unruly())]
             making += [
-                group.create_task(self._strike(fault)) for fault in self._scenario.process_faults
+                group.create_task(self._inject(fault)) for fault in self._scenario.process_faults
             ]
             tally = await disturbed.run(lambda: time.monotonic() >= ends_at)
             for task in making:
@@ -105,7 +105,7 @@ class ScenarioRun:
                     self._unruly_gateways.add(gateway)
             await asyncio.sleep(POLL_S)
 
-    async def _strike(self, fault: ProcessFault) -> None:
+    async def _inject(self, fault: ProcessFault) -> None:
         started = time.monotonic()
         for at_s in fault.times(self._scenario.duration_s):
             await asyncio.sleep(max(0.0, started + at_s - time.monotonic()))

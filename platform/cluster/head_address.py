@@ -20,7 +20,7 @@ def check_head(address: str) -> None:
         return
     try:
         socket.create_connection((host.strip("[]"), int(port)), TIMEOUT_S).close()
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:  # the port, or the name, cannot be
         reason = getattr(error, "strerror", None) or error
         raise Unavailable(
             f"no Ray cluster at {address}: {reason}; is it running, and is its port open?"

@@ -112,7 +112,7 @@ def _level_and_source(line: str) -> tuple[str, str]:
             record = msgspec.json.decode(line)
         except msgspec.DecodeError:
             return "", ""
-        return str(record.get("level")), str(record.get("source"))
+        return str(record.get("level", "")), str(record.get("source", ""))
     match = _TEXT.match(line)
     return (match[1], match[2]) if match else ("", "")
 

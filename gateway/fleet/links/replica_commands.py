@@ -2,8 +2,8 @@
 
 From a drain command on, this gateway places nothing there, however late the replica reports it:
 
-    commanded --> its own report that it drains, which holds from then on ---> forgotten
-              --> another report, when all from before the command are here -> forgotten
+    commanded --> its own report that it drains, which holds from then on --------> forgotten
+    answered ---> another report, when all from before the answer must have come -> forgotten
 
 A replica may never report a short state, such as a change of roles that failed.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import inf
 
 import grpc.aio
 
@@ -22,7 +23,7 @@ from baton.gateway.fleet.links.links import Links
 from baton.gateway.fleet.links.replica_link import CapacityReport
 
 OLD_WORDS_S = 2 * HEARTBEAT_S
-"""Reports that arrive this much later were made after the command."""
+"""Reports that arrive this much later than the replica's answer were made after the command."""
 ANSWER_S = 5.0
 """Seconds for a replica to answer, which has little to do, on a machine that may be busy."""
 FLIP_ANSWER_S = ANSWER_S + 2.5
@@ -39,6 +40,7 @@ class ReplicaCommands:
         self._on_change = on_change
         self._clock = clock
         self._told_at_s: dict[Epoch, float] = {}
+        """When the replica answered; infinite while the command runs."""
 
     def __contains__(self, epoch: object) -> bool:
         return epoch in self._told_at_s
@@ -87,7 +89,7 @@ class ReplicaCommands:
         link = self._links.get(epoch)
         is_news = epoch not in self and not (link is not None and link.is_draining)
         if is_news:
-            self._told_at_s[epoch] = self._clock()
+            self._told_at_s[epoch] = inf
             self._on_change(epoch)
         try:
             yield
@@ -95,6 +97,9 @@ class ReplicaCommands:
             if is_news:
                 self._take_back(epoch)
             raise
+        finally:  # also where whoever waits for the answer is cancelled: the command may have come
+            if is_news and epoch in self:
+                self._told_at_s[epoch] = self._clock()
 
     def _take_back(self, epoch: Epoch) -> None:
         self.forget(epoch)

@@ -15,7 +15,7 @@ def test_an_address_where_nobody_listens_is_told_at_once(monkeypatch: pytest.Mon
         for reachable in (address, f"ray://{address}", "auto", ""):
             check_head(reachable)
 
-    for gone in (address, f"ray://{address}", "127.0.0.1:99999"):
+    for gone in (address, f"ray://{address}", "127.0.0.1:99999", ".nowhere:1"):
         with pytest.raises(Unavailable, match=f"no Ray cluster at {gone}: .* is it running"):
             check_head(gone)
     monkeypatch.setenv("RAY_ADDRESS", address)
