@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -75,12 +76,19 @@ def deploy(
         check_ports(config)
     report.enter(f"starting {_counted(config)}")
 
+    is_given_up = threading.Event()
+
     def hand_over() -> None:
         start_serve(is_own_cluster=not config.ray.address)
         target = serve.RunTarget(build_app(config, folder), name=name, route_prefix=None)
-        serve.run_many([target], wait_for_applications_running=False)
+        if not is_given_up.is_set():  # or it would begin after it was ended
+            serve.run_many([target], wait_for_applications_running=False)
 
-    _in_time(hand_over)
+    try:
+        _in_time(hand_over)
+    except BaseException:  # a signal to stop, too
+        is_given_up.set()
+        raise
     return come_up(config, report, watch)
 
 

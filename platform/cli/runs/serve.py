@@ -13,6 +13,8 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -57,6 +59,9 @@ WATCH_PERIOD_S = 1.0
 """Seconds between checks for processes ended by the OOM killer."""
 REPLICAS_PERIOD = 3
 """Every how many such checks the registry is asked which replicas there are."""
+DELETE_TIMEOUT_S = 65.0
+"""Seconds for Serve to delete the application. Serve gives up after 60, but not on a controller
+that does not answer."""
 
 
 class _Stop(BaseException):
@@ -247,7 +252,8 @@ def _shut_down(config: DeploymentConfig) -> None:
     log.warning("finishing requests and stopping")
     _silence()  # Ray reports the end of its own actors as errors
     if config.ray.address:
-        serve.delete(config.ray.app_name)
+        with suppress(TimeoutError):  # ours, or Serve's own: it goes on with what it was told
+            in_background(partial(serve.delete, config.ray.app_name)).result(DELETE_TIMEOUT_S)
     else:
         serve.shutdown()  # type: ignore[no-untyped-call]
     ray.shutdown()

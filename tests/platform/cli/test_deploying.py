@@ -31,6 +31,7 @@ from baton.platform.cli.runs.deploy import (
 )
 from baton.platform.cli.terminal.progress import StartBars
 from baton.platform.cli.terminal.start_report import StartReport
+from baton.platform.cluster import deploy as cluster_deploy
 from baton.platform.cluster.applications import applications
 from baton.platform.config.deployment import DeploymentConfig, override
 
@@ -209,15 +210,20 @@ def test_a_start_is_given_up_where_the_controller_stays_silent(
 def test_a_start_is_given_up_where_the_controller_takes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    is_over = threading.Event()
+    is_over, begun = threading.Event(), list[object]()
+    calling: list[threading.Thread] = []
 
     def hang(**_: object) -> None:
+        calling.append(threading.current_thread())
         is_over.wait(60)
-        raise RuntimeError("nothing is to be started")
 
     monkeypatch.setattr(applications, "start_serve", hang)
+    monkeypatch.setattr(cluster_deploy, "build_app", lambda *_: serve.Application)
+    monkeypatch.setattr(serve, "run_many", lambda targets, **_: begun.append(targets))
     monkeypatch.setattr(deploy_module, "SILENCE_S", 0.05)
 
     with pytest.raises(DeadlineExceeded, match="controller has not answered"):
         deploy(DeploymentConfig(), Path(), make_report([]))
     is_over.set()
+    calling[0].join()
+    assert not begun  # after it was ended
