@@ -49,7 +49,7 @@ def rules_from_proto(message: pb.ChaosRequest) -> tuple[ChaosRule, ...]:
     )
 
 
-def strikes_to_proto(chaos: Chaos) -> pb.ChaosReply:
+def faults_to_proto(chaos: Chaos) -> pb.ChaosReply:
     return pb.ChaosReply(
         injected=[
             pb.InjectedFaults(at=at, fault=fault.value, num_injected=count)

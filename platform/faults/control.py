@@ -13,7 +13,7 @@ from baton.core.chaos import LAST_WORDS_S, Chaos, kill_this_process
 from baton.core.errors import InvalidRequest
 from baton.core.ids import Epoch, ReplicaId
 from baton.proto import replica_pb2 as pb
-from baton.proto.chaos_wire import rules_from_proto, strikes_to_proto
+from baton.proto.chaos_wire import faults_to_proto, rules_from_proto
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def unsettle(
         loop.call_later(LAST_WORDS_S, kill_this_process)
     elif request.stopped_s:
         loop.call_later(LAST_WORDS_S, _suspend, request.stopped_s)
-    return strikes_to_proto(chaos)
+    return faults_to_proto(chaos)
 
 
 def _what_else(request: pb.ChaosRequest) -> str:
