@@ -258,10 +258,9 @@ class Engine:
     ) -> tuple[list[ScheduledChunk], tuple[Request, ...]]:
         """The chunks to run, and those of their requests that never ran before."""
         self._in_flight.drop_abandoned()
-        if (
-            self._in_flight.persistent_batch is not None
-        ):  # planned with the step before, and running
-            return self._still_running(self._in_flight.persistent_batch), ()
+        launched = self._in_flight.persistent_batch
+        if launched is not None:  # planned with the step before, and running
+            return self._still_running(launched), ()
         chunks = self._scheduler.step(hooks.reclaim, drafts, hooks.held_tenants)
         if self._scheduler.persistent_batch is not None:  # all of them have run before
             return chunks, ()

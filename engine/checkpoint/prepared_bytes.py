@@ -30,7 +30,7 @@ def prepared_bytes(
 ) -> int:
     """The bytes of all weights of `model`, which needs no weights yet, served in `dtype` and
     quantized by `quantize`. `is_deterministic`: latent attention has one form."""
-    is_once = is_deterministic or device != "cpu"
+    has_one_copy = is_deterministic or device != "cpu"
     total = 0
     for target, parameter in model.named_parameters():
         prefix, _, name = target.rpartition(".")
@@ -44,7 +44,7 @@ def prepared_bytes(
             num_experts, num_rows, width = parameter.shape
             total += num_experts * SIZES[quantize](num_rows, width, is_gated=name == GATE_UP)
         elif isinstance(module, LatentHeads):
-            num_prepared = module.num_prepared(is_batch_invariant=is_once)
+            num_prepared = module.num_prepared(has_one_copy=has_one_copy)
             total += num_prepared * dtype_of(model, target, dtype).itemsize
         else:
             total += parameter.numel() * dtype_of(model, target, dtype).itemsize

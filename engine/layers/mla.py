@@ -77,11 +77,11 @@ class LatentHeads(nn.Module):
         """Bytes that a pass reads."""
         return self.weight.nbytes
 
-    def num_prepared(self, *, is_batch_invariant: bool = False) -> int:
-        """Numbers in the prepared weight. On a CPU each form of attention has its own U_k, unless
-        `is_batch_invariant`, which leaves one form; so does a GPU."""
+    def num_prepared(self, *, has_one_copy: bool = False) -> int:
+        """Numbers in the prepared weight. Each form of attention has its own U_k, unless
+        `has_one_copy`: there is only one form, or all forms share the loaded weight."""
         shape = self.shape
-        num_forms = 1 if is_batch_invariant or self.is_always_absorbed else 2
+        num_forms = 1 if has_one_copy or self.is_always_absorbed else 2
         rows = num_forms * shape.nope_dim + shape.value_dim
         return shape.num_heads * rows * shape.latent_dim
 

@@ -86,9 +86,9 @@ class StageRunner(ModelRunner):
         found = [torch.cat(of_pieces) for of_pieces in zip(*tapped, strict=True)]
         if self._has_lead and self._is_first:
             hidden = self._room(sum(chunk.num_outputs for chunk in chunks), self.model.width)
-            self._hear_others(hidden, found, on_layer)
+            self._receive_notices(hidden, found, on_layer)
         elif self._has_lead:
-            self._tell_lead(hidden, found)
+            self._notify_lead(hidden, found)
         self._made = (hidden, self.logits(hidden)) if only_decodes(chunks) else None
         return hidden
 
@@ -130,14 +130,14 @@ class StageRunner(ModelRunner):
         self._post(torch.stack((x, residual)), self._ranks.rank + 1)
         return x[:0]
 
-    def _tell_lead(self, hidden: Tensor, tapped: list[Tensor]) -> None:
+    def _notify_lead(self, hidden: Tensor, tapped: list[Tensor]) -> None:
         """Notify the lead once the KV of all layers is written."""
         self._settle()
         self._post(hidden if self._is_last and len(hidden) else _word(), LEAD)
         if tapped and len(tapped[0]):
             self._post(torch.cat(tapped, dim=-1), LEAD)
 
-    def _hear_others(self, hidden: Tensor, tapped: list[Tensor], on_layer: OnLayer) -> None:
+    def _receive_notices(self, hidden: Tensor, tapped: list[Tensor], on_layer: OnLayer) -> None:
         """Receive the notices of the other stages, one by one; the last stage's fills `hidden`, and
         each adds to `tapped`."""
         for stage, layers in enumerate(self._stages[1:], start=1):

@@ -194,7 +194,7 @@ class ShardedCache:
 
     @property
     def _rows(self) -> DeviceRows:
-        """Made for each use, unlike that of `KvCache`."""
+        """Made for each use, like that of `KvCache`."""
         sizes = [plane.layer_block_bytes for plane in self.layout.planes]
         device, staging = self.own.planes[0].device, self.own.staging
         return DeviceRows(device, staging, sizes, self._gathered, self._scatter)

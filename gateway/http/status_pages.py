@@ -65,7 +65,7 @@ class ResetPrefixCacheAnswer(msgspec.Struct, kw_only=True):
 
 class ChaosBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     do: Literal["kill"] | None = None
-    """kill -9, as `baton chaos` injected replicas."""
+    """kill -9, as `baton chaos` kills replicas."""
     rules: tuple[ChaosRule, ...] | None = None
     """Faults that this gateway injects from now on, in place of the previous ones; empty: none."""
     seed: Annotated[int, msgspec.Meta(ge=0)] = 0

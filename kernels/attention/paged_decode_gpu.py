@@ -56,8 +56,8 @@ from baton.kernels.paging.arena_gpu import PagedCache, as_computed, load_tile
 from baton.kernels.paging.sequences import MAX_RUN, Sequences
 
 MIN_SPLIT_KEYS = 256
-"""Least keys of a split: fewer take no less time than starting a program, and their partial results
-are as large as the keys."""
+"""Least keys of a split: reading fewer takes less time than starting a program, and their partial
+result is as large as that of more."""
 MAX_SPLITS = 256
 MAX_ROWS = 64
 MAX_PARTIAL_BYTES = 256 << 20

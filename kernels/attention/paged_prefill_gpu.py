@@ -197,8 +197,8 @@ def _attend_tiles(
             return
     if HAS_WINDOW:
         begin = first_seen(past + done, window, IS_CHUNKED) // KEYS * KEYS
-        # The window of the last row begins here. Tiles before it need a mask, and if this lies
-        # beyond the unmasked range, so do all tiles after it.
+        # The window of the first row begins here. All tiles from here on need a mask: early ones as
+        # windows of later rows begin later, late ones as without a window.
         open_end = begin
     top, total = first_top(sinks, heads, used, HAS_SINKS)
     if IS_SPLIT and HAS_SINKS:  # a sink is the first split's

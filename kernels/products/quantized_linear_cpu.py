@@ -151,7 +151,7 @@ def embedding(ids: Tensor, weight: Quantized, scale: float | None) -> Tensor:
 def pack(
     bits: int, weight: Tensor, panels: Tensor, scales: Tensor | None, *, is_gated: bool
 ) -> None:
-    """Quantizes and packs W [N, K] into `packed`, and into `scales` if these are stored apart."""
+    """Quantizes and packs W [N, K] into `panels`, and into `scales` if these are stored apart."""
     num_outputs, width = weight.shape
     call(
         Call(

@@ -54,7 +54,7 @@ def show(console: Console, plan: Plan) -> None:
         _show_transfers(console, plan, plan.layouts[0])
     elif plan.layouts:
         console.print(_layouts(plan))
-    for line in _seats(plan):
+    for line in _placements(plan):
         console.print(line)
     if plan.draft is not None:
         console.print(
@@ -209,7 +209,7 @@ def _transfers(title: str, found: RankTransfers, link_gbps: float | None) -> Tab
     return table
 
 
-def _seats(plan: Plan) -> Iterator[str]:
+def _placements(plan: Plan) -> Iterator[str]:
     for layout in plan.layouts:
         placement = device_placement(layout, plan.topology)
         if placement is not None:

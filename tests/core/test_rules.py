@@ -37,7 +37,7 @@ def test_what_one_point_sees_does_not_depend_on_how_often_others_are_passed() ->
     assert drawn(quiet, "transfer.piece") == drawn(busy, "transfer.piece")
 
 
-def test_a_rule_strikes_as_often_as_its_rate_says_and_no_more_than_its_limit() -> None:
+def test_a_rule_applies_as_often_as_its_rate_says_and_no_more_than_its_limit() -> None:
     often = Chaos((ChaosRule(at="kv_events", fault=Fault.DROP, rate=0.25),), seed=1)
     thrice = Chaos((ChaosRule(at="kv_events", fault=Fault.DROP, rate=1.0, max_times=3),), seed=1)
 
