@@ -68,7 +68,9 @@ def complain(command: str, text: str) -> None:
 def warnings_silenced() -> Iterator[None]:
     """Silence the services' log in commands with their own output, but for what the kernels say:
     that they are compiled, which takes a minute, or that there are none."""
-    levels = {"baton": logging.ERROR, KERNELS_LOG: logging.WARNING}
+    levels = {"baton": logging.ERROR}
+    if logging.getLogger(KERNELS_LOG).level == logging.NOTSET:  # nobody has asked for more
+        levels[KERNELS_LOG] = logging.WARNING
     before = {name: logging.getLogger(name).level for name in levels}
     for name, level in levels.items():
         logging.getLogger(name).setLevel(level)
