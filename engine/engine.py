@@ -13,9 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-import torch
-from torch import Tensor
-
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import InvalidRequest
 from baton.core.kv_pool import Holder
@@ -25,13 +22,13 @@ from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.config import EngineConfig
 from baton.engine.grammar.grammar import GrammarCompiler
 from baton.engine.passes.runner import Runner
+from baton.engine.passes.scoring import Scored, scored, scored_by
 from baton.engine.request.answers import Answers
 from baton.engine.request.cache_points import pin_computed
 from baton.engine.request.prompt_reading import read_prompts
 from baton.engine.request.request import Phase, Request, ending_of, finish_reason
 from baton.engine.request.request_check import check_request
 from baton.engine.request.step_report import EngineStats, RequestOutput, StepReport
-from baton.engine.sampling.sampling_plan import SamplingPlan
 from baton.engine.schedule.async_scheduling import PassesInFlight, is_async
 from baton.engine.schedule.drafted_chunks import Drafts, ScheduledChunk
 from baton.engine.schedule.persistent_batch import PersistentBatch
@@ -42,7 +39,6 @@ from baton.engine.speculation.draws import Draws
 from baton.engine.speculation.feature_plane import FeaturePlane
 from baton.engine.speculation.speculation import Speculation
 from baton.engine.step_hooks import ALONE, StepHooks
-from baton.kernels.products.vocabulary_screen import ScreenedTokens
 
 
 class Lockstep(Protocol):
@@ -296,7 +292,7 @@ class Engine:
 
     def _forward(
         self, chunks: Sequence[ScheduledChunk], batch: PersistentBatch | None, hooks: StepHooks
-    ) -> Tensor | ScreenedTokens | None:
+    ) -> Scored | None:
         """Run `chunks`, count their tokens as computed; logits [S, V] of those to sample from, or
         the tokens themselves where nothing else is asked for."""
 
@@ -310,7 +306,7 @@ class Engine:
             if self.features is not None:
                 on_layer(self.info.num_layers)
             batch.computed()
-            return self._scored(hidden, batch.plan(hidden.device))
+            return scored_by(hidden, self.runner, batch.plan(hidden.device))
         inputs = self._inputs(chunks)
         does_decode = all(
             [
@@ -338,19 +334,7 @@ class Engine:
         if not len(hidden):
             return None
         is_plain = all([chunk.request.row.is_plain for chunk in chunks])
-        best = self.runner.screened_tokens(hidden) if is_plain else None
-        return self.runner.logits(hidden) if best is None else best
-
-    def _scored(self, hidden: Tensor, plan: SamplingPlan) -> Tensor | ScreenedTokens:
-        """The logits of `hidden` [S, D], or its tokens if `plan` and the runner allow it."""
-        tokens = None
-        if plan.is_plain:
-            tokens = self.runner.screened_tokens(hidden)
-        elif (draws := plan.next_noise()) is not None:
-            tokens = self.runner.screened_tokens(hidden, draws)
-            if tokens is not None:
-                plan.drew(torch.tensor(tokens.tokens))
-        return self.runner.logits(hidden) if tokens is None else tokens
+        return scored(hidden, self.runner, is_plain=is_plain)
 
     def _count_computed(self, request: Request, num_tokens: int) -> None:
         """Count `num_tokens` more known tokens as computed: their KV is in the cache."""

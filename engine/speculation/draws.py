@@ -14,6 +14,7 @@ from torch import Tensor
 from baton.core.clock import Clock
 from baton.core.sampling import TokenLogprob
 from baton.engine.blocks.block_pool import BlockPool
+from baton.engine.passes.scoring import Scored
 from baton.engine.request.answers import Answers
 from baton.engine.request.request import Phase
 from baton.engine.request.step_report import RequestOutput
@@ -49,7 +50,7 @@ class Draws:
     def outputs(
         self,
         chunks: Sequence[ScheduledChunk],
-        logits: Tensor | ScreenedTokens | None,
+        logits: Scored | None,
         batch: PersistentBatch | None,
         speculation: Speculation | None,
     ) -> tuple[RequestOutput, ...]:
@@ -86,7 +87,7 @@ class Draws:
     def _verified(
         self,
         chunks: Sequence[ScheduledChunk],
-        logits: Tensor | ScreenedTokens,
+        logits: Scored,
         speculation: Speculation | None,
     ) -> tuple[RequestOutput, ...]:
         """Outputs of a pass with draft tokens: each request gets its accepted draft tokens and the
@@ -110,7 +111,7 @@ class Draws:
         return tuple(outputs)
 
     def _sampled(
-        self, runs: Sequence[Run], logits: Tensor | ScreenedTokens, speculation: Speculation | None
+        self, runs: Sequence[Run], logits: Scored, speculation: Speculation | None
     ) -> Sampled:
         """The tokens of all rows of the runs."""
         places = [row for run in runs for row in run.logits_rows]
