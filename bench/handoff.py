@@ -1,10 +1,10 @@
 """The cost of a handoff: 1 prefill + 1 decode replica against 1 aggregated replica.
 
-Two live deployments of the demo model (`baton serve`, float32, one torch thread a replica) answer
-the same prompts, one after the other, taking turns to be first. No prompt is asked twice of the
-same deployment, so none is found in a prefix cache.
+Two live deployments (`baton serve`, one torch thread a replica) of the demo model in float32, or of
+another one, answer the same prompts, one after the other, taking turns to be first. No prompt is
+asked twice of the same deployment, so none is found in a prefix cache.
 
-    python -m bench.handoff [--prefill-chunk TOKENS]
+    python -m bench.handoff [--prefill-chunk TOKENS] [--model FOLDER --dtype bfloat16] [--prompts N]
 """
 
 from __future__ import annotations
@@ -31,13 +31,11 @@ from baton.platform.models.model_folder import find_model
 PROMPT_LENS = (128, 512, 1536)
 OUTPUT_LEN = 16
 NUM_PROMPTS = 30
-"""Prompts of each length."""
 NUM_WARM_UP = 3
 SOURCE = Path(tokenize.__file__).parent
 """Python's standard library: the demo model was trained on Python."""
 
 ONE_THREAD = {"resources": {"num_threads": 1}}
-TOGETHER = {"dtype": "float32", "prefill": {"replicas": 0}, "decode": ONE_THREAD}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +49,40 @@ class Answer:
     receipt: Mapping[str, Any]
 
 
-def split_config(prefill_chunk: int | None) -> dict[str, Any]:
-    """One prefill and one decode replica. KV is sent after each chunk of a prompt."""
-    prefill = {**ONE_THREAD, "scheduler": {"prefill_chunk": prefill_chunk}}
-    return {"dtype": "float32", "prefill": prefill, "decode": ONE_THREAD}
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What both deployments serve, and how."""
+
+    model: str = DEMO_MODEL
+    """A folder, or a name that `baton serve` knows."""
+    dtype: str = "float32"
+    prefill_chunk: int | None = None
+    """Tokens of a prompt in one forward pass of the prefill replica; None: all."""
+    num_prompts: int = NUM_PROMPTS
+    """Prompts of each length."""
+
+    def split(self) -> dict[str, Any]:
+        """One prefill and one decode replica. KV is sent after each chunk of a prompt."""
+        prefill = {**ONE_THREAD, "scheduler": {"prefill_chunk": self.prefill_chunk}}
+        return self._config(prefill)
+
+    def together(self) -> dict[str, Any]:
+        return self._config({"replicas": 0})
+
+    def _config(self, prefill: Mapping[str, Any]) -> dict[str, Any]:
+        shared = {"model": self.model, "dtype": self.dtype}
+        return {**shared, "prefill": prefill, "decode": ONE_THREAD}
 
 
-def measure(
-    num_prompts: int, prefill_chunk: int | None
-) -> dict[int, tuple[list[Answer], list[Answer]]]:
+QUICK = Setup(num_prompts=2)
+
+
+def measure(setup: Setup) -> dict[int, tuple[list[Answer], list[Answer]]]:
     """Answers of the split deployment and of the single replica, by prompt length."""
-    configs = (split_config(prefill_chunk), TOGETHER)
+    configs = (setup.split(), setup.together())
     with ExitStack() as stack:
         split, together = (stack.enter_context(LiveDeployment(config)) for config in configs)
-        return asyncio.run(_measure((split.wait(), together.wait()), num_prompts))
+        return asyncio.run(_measure((split.wait(), together.wait()), setup.num_prompts))
 
 
 async def _measure(
@@ -120,9 +138,8 @@ def _median(values: Iterable[float]) -> float:
     return statistics.median(values)
 
 
-def report(*, is_quick: bool = False, prefill_chunk: int | None = None) -> str:
-    """`prefill_chunk`: tokens of a prompt in one forward pass of the prefill replica; None: all."""
-    answers = measure(2 if is_quick else NUM_PROMPTS, prefill_chunk)
+def report(setup: Setup) -> str:
+    answers = measure(setup)
     times = table(
         (
             "prompt tokens", "TTFT, 1P+1D, ms", "one replica, ms", "ratio",
@@ -190,5 +207,9 @@ def _transfers(
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m bench.handoff")
     parser.add_argument("--prefill-chunk", type=int, help="tokens in one forward pass; default all")
-    chunk = parser.parse_args().prefill_chunk
-    print(f"{surroundings()}\n\n{report(prefill_chunk=chunk)}")
+    parser.add_argument("--model", default=DEMO_MODEL, help="a folder; the demo model by default")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--prompts", type=int, default=NUM_PROMPTS, help="of each length")
+    given = parser.parse_args()
+    setup = Setup(given.model, given.dtype, given.prefill_chunk, given.prompts)
+    print(f"{surroundings()}\n\n{report(setup)}")

@@ -23,7 +23,10 @@ SECTIONS: dict[str, tuple[str, Callable[[bool], str]]] = {
     "growth": ("How cost grows", lambda quick: growth.report(is_quick=quick)),
     "speculation": ("Speculation", lambda quick: speculation.report(is_quick=quick)),
     "gateway": ("Gateway and data plane", lambda quick: gateway.report(is_quick=quick)),
-    "handoff": ("A handoff", lambda quick: handoff.report(is_quick=quick)),
+    "handoff": (
+        "A handoff",
+        lambda quick: handoff.report(handoff.QUICK if quick else handoff.Setup()),
+    ),
     "startup": ("Starting, and doing nothing", lambda quick: startup.report(is_quick=quick)),
 }
 
