@@ -6,7 +6,8 @@ From the strongest rule to the weakest, each leaves some of the tokens that thos
 rule that would leave none is set aside for this draw: an output can always go on. A grammar at its
 end, for one, leaves the end-of-sequence tokens alone, whatever the minimum length.
 
-S rows, R of them with rules, V vocabulary. Tokens beyond the vocabulary are never drawn anyway.
+S rows, V vocabulary, W words of a mask (`baton.kernels.sampling.token_mask`). Tokens beyond the
+vocabulary are never drawn anyway.
 """
 
 from __future__ import annotations
@@ -18,35 +19,50 @@ from torch import Tensor
 
 from baton.engine.sampling.sampling_row import SamplingRow
 from baton.kernels.gpu.upload import uploaded
-from baton.kernels.sampling.token_mask import num_words, unpack_mask
+from baton.kernels.sampling.token_mask import full_mask, keep_tokens, pack_tokens
 
 
 def forbid_tokens(
     scores: Tensor, rows: Sequence[SamplingRow], eos_token_ids: Collection[int]
 ) -> Tensor:
     """Return scores [S, V] with -inf where a token may not be drawn."""
-    tokens = [
-        (
-            row.params.allowed_token_ids,
-            bad_tokens(row.params.bad_words, row.output),
-            _early_stops(row, eos_token_ids),
-        )
-        for row in rows
-    ]
-    ruled = [i for i, row in enumerate(rows) if row.matcher is not None or any(tokens[i])]
-    if not ruled:
+    masks: dict[int, Tensor] = {}
+    for number, row in enumerate(rows):
+        mask = _allowed_mask(row, scores.shape[-1], eos_token_ids)
+        if mask is not None:
+            masks[number] = mask
+    if not masks:
         return scores
-    may_draw = torch.ones(
-        len(ruled), scores.shape[-1], dtype=torch.bool, device=scores.device
-    )  # [R, V]
-    _follow_grammars(may_draw, [rows[i] for i in ruled])
-    allowed, bad, stops = zip(*(tokens[i] for i in ruled), strict=True)
-    _narrow(may_draw, allowed, keeps=True)
-    _narrow(may_draw, bad, keeps=False)
-    _narrow(may_draw, stops, keeps=False)
-    scores = scores.clone()
-    scores[ruled] = scores[ruled].masked_fill_(~may_draw, -torch.inf)
-    return scores
+    together = uploaded(torch.stack([*masks.values()]), scores.device)
+    return keep_tokens(scores, [*masks], together)
+
+
+def _allowed_mask(
+    row: SamplingRow, vocab_size: int, eos_token_ids: Collection[int]
+) -> Tensor | None:
+    """The mask [W] of the tokens that may be drawn, on the host; None: all may be."""
+    allowed = row.params.allowed_token_ids
+    bad = bad_tokens(row.params.bad_words, row.output)
+    stops = _early_stops(row, eos_token_ids)
+    if row.matcher is None and not (allowed or bad or stops):
+        return None
+    mask = full_mask(vocab_size)
+    if row.matcher is not None:
+        of_grammar = torch.empty_like(mask)
+        row.fill_mask(of_grammar)
+        mask = mask & of_grammar
+    if allowed:
+        mask = _narrowed(mask, pack_tokens(allowed, vocab_size))
+    for dropped in (bad, stops):
+        if dropped:
+            mask = _narrowed(mask, ~pack_tokens(dropped, vocab_size))
+    return mask
+
+
+def _narrowed(mask: Tensor, kept: Tensor) -> Tensor:
+    """The tokens of both masks; those of `mask` if they have none in common."""
+    both = mask & kept
+    return both if both.any() else mask
 
 
 def bad_tokens(bad_words: Sequence[Sequence[int]], output: Sequence[int]) -> list[int]:
@@ -68,31 +84,3 @@ def _early_stops(row: SamplingRow, eos_token_ids: Collection[int]) -> Collection
         return ()
     ends_at_eos = row.matcher is not None or not row.params.ignore_eos
     return {*row.params.stop_token_ids, *(eos_token_ids if ends_at_eos else ())}
-
-
-def _follow_grammars(may_draw: Tensor, rows: Sequence[SamplingRow]) -> None:
-    bound = [(i, row) for i, row in enumerate(rows) if row.matcher is not None]
-    if not bound:
-        return
-    masks = torch.empty(len(bound), num_words(may_draw.shape[-1]), dtype=torch.int32)
-    for mask, (_, row) in zip(masks, bound, strict=True):
-        row.fill_mask(mask)
-    may_draw[[i for i, _ in bound]] = unpack_mask(
-        uploaded(masks, may_draw.device), may_draw.shape[-1]
-    )
-
-
-def _narrow(may_draw: Tensor, tokens: Sequence[Collection[int]], *, keeps: bool) -> None:
-    """Keep only `tokens`, or drop them, one collection per row. A row without any is unchanged."""
-    num_rows, vocab_size = may_draw.shape
-    concerned = [i for i in range(num_rows) if tokens[i]]
-    if not concerned:
-        return
-    places = [(n, t) for n, i in enumerate(concerned) for t in tokens[i] if 0 <= t < vocab_size]
-    before = may_draw[concerned]
-    after = torch.full_like(before, not keeps)
-    if places:
-        row_ids, token_ids = uploaded(torch.tensor(places), may_draw.device).unbind(1)
-        after[row_ids, token_ids] = keeps
-    after &= before
-    may_draw[concerned] = torch.where(after.any(-1, keepdim=True), after, before)

@@ -7,7 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.kernels.sampling.token_mask import num_words, pack_tokens, reference, unpack_mask
+from baton.kernels.sampling.token_mask import (
+    full_mask,
+    keep_tokens,
+    num_words,
+    pack_tokens,
+    reference,
+    unpack_mask,
+)
 
 
 def tokens_in(mask: torch.Tensor) -> list[set[int]]:
@@ -35,6 +42,31 @@ def test_what_is_packed_is_unpacked_again(vocab_size: int, tokens: set[int]) -> 
     assert tokens_in(unpack_mask(mask.unsqueeze(0), vocab_size)) == [
         {token for token in tokens if token < vocab_size}
     ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # compiled; torch
+@given(st.integers(1, 100) | st.integers(8100, 8300), st.integers(0, 2**32), st.data())
+@settings(deadline=None)
+def test_only_the_tokens_of_a_mask_keep_their_scores(
+    dtype: torch.dtype, vocab_size: int, seed: int, data: st.DataObject
+) -> None:
+    num_rows = data.draw(st.integers(1, 4))
+    rows = sorted(data.draw(st.sets(st.integers(0, num_rows - 1), min_size=1)))
+    noise = torch.Generator().manual_seed(seed)
+    shape = len(rows), num_words(vocab_size)
+    masks = torch.randint(-(2**31), 2**31, shape, generator=noise).to(torch.int32)
+    wide = torch.randn(num_rows, vocab_size + 3, generator=noise, dtype=dtype)
+    scores, before = wide[:, :vocab_size], wide.clone()
+
+    kept = keep_tokens(scores, rows, masks)
+
+    assert torch.equal(wide, before)
+    for row in range(num_rows):
+        mask = masks[rows.index(row)] if row in rows else full_mask(vocab_size)
+        tokens = sorted(reference(mask.tolist(), vocab_size))
+        expected = torch.full((vocab_size,), -torch.inf, dtype=dtype)
+        expected[tokens] = scores[row, tokens]
+        assert torch.equal(kept[row], expected)
 
 
 @pytest.mark.parametrize("vocab_size", [32, 65])
