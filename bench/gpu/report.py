@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from bench.gpu.clock import Ceilings, Clock
-from bench.report import table
+from bench.harness.report import table
 
 if TYPE_CHECKING:
     from bench.gpu.cases import Case

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.kernels.cases import Case, cases
-from bench.report import surroundings, table
+from bench.harness.report import surroundings, table
 
 THIS_TREE = Path(__file__).resolve().parents[2]
 BEST = "best"

@@ -49,7 +49,7 @@ from bench.peers.models import (
 from bench.peers.report import BATCHED_BENCH, ENGINES, QUANTIZED, Results, as_json, report, say
 from bench.peers.server import MAX_REQUESTS, BatonServer, Server, llama, openvino, vllm
 from bench.peers.setup import Peers, set_up
-from bench.report import number, surroundings
+from bench.harness.report import number, surroundings
 
 from baton.platform.instruments.ceilings import matrix_rate, read_bandwidth
 

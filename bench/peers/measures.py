@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.peers.client import ask, prompt
 from bench.peers.server import MAX_REQUESTS, SLOT_TOKENS, Server
-from bench.report import number
+from bench.harness.report import number
 
 PROMPT_LEN = OUTPUT_LEN = 128
 PREFIX_LEN, REST_LEN = 2048, 32

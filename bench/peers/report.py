@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 
 from bench.peers.measures import ROWS, Values, best_ratio, medians
 from bench.peers.models import Shape
-from bench.report import number, surroundings, table
+from bench.harness.report import number, surroundings, table
 
 from baton.platform.instruments.ceilings import read_bandwidth
 

@@ -29,7 +29,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import uvloop
-from bench.report import surroundings, table
+from bench.harness.report import surroundings, table
 from bench.transfer.gloo_limit import GlooLimit
 from bench.transfer.receiver import BenchReceiver
 from bench.transfer.sender import LAYOUT

@@ -20,7 +20,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 
 import torch
-from bench.report import surroundings, table
+from bench.harness.report import surroundings, table
 from bench.transfer.sender import LAYOUT
 from torch import Tensor
 from torch.distributed import Work

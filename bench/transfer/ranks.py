@@ -14,7 +14,7 @@ import asyncio
 import statistics
 import time
 
-from bench.report import surroundings, table
+from bench.harness.report import surroundings, table
 from tests.kv_transfer.replicas import DecodeReplica, PrefillReplica, request_holder
 from tests.kv_transfer.world import World, serving, unaltered
 
