@@ -9,10 +9,10 @@ works, not results to quote.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 
 import psutil
+from bench.harness.command_line import benchmark_parser
 from bench.engine import growth, step_overhead
 from bench.harness.report import surroundings
 from bench.serving import gateway, handoff, startup
@@ -40,7 +40,7 @@ SECTIONS: dict[str, tuple[str, Callable[[bool], str]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("sections", nargs="*", help=f"of {', '.join(SECTIONS)}; all by default")
     parser.add_argument("--quick", action="store_true", help="few samples")
     arguments = parser.parse_args()

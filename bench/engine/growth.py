@@ -14,7 +14,6 @@ bfloat16.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -26,6 +25,7 @@ from pathlib import Path
 
 import psutil
 import torch
+from bench.harness.command_line import benchmark_parser
 from bench.peers.models import SHAPES
 from bench.harness.report import surroundings, table
 
@@ -140,6 +140,6 @@ def _memory(loaded: LoadedEngine, *, is_quick: bool) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m bench.engine.growth", description=__doc__)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="few points")
     print(f"{surroundings()}\n\n{report(is_quick=parser.parse_args().quick)}")

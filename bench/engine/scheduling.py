@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from itertools import count
 
+from bench.harness.command_line import benchmark_parser
 from bench.harness.report import surroundings, table
 
 from baton.core.sampling import SamplingParams
@@ -105,4 +106,5 @@ def report(*, is_quick: bool = False) -> str:
 
 
 if __name__ == "__main__":
+    benchmark_parser(__doc__).parse_args()
     print(f"{surroundings()}\n\n{report()}")

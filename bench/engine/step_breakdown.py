@@ -14,7 +14,6 @@ bfloat16.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import time
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from bench.harness.command_line import benchmark_parser
 from bench.engine.growth import load
 from bench.harness.report import surroundings, table
 
@@ -137,11 +137,7 @@ def report(batches: Sequence[int], context: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.engine.step_breakdown",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--requests", nargs="+", type=int, default=REQUESTS)
     parser.add_argument("--context", type=int, default=CONTEXT)
     given = parser.parse_args()

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from bench.harness.command_line import benchmark_parser
 from bench.engine import scheduling
 from bench.harness.report import surroundings, table
 from torch import Tensor
@@ -275,4 +276,5 @@ def _model_cost(
 
 
 if __name__ == "__main__":
+    benchmark_parser(__doc__).parse_args()
     print(f"{surroundings()}\n\n{report()}")

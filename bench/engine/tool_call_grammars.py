@@ -1,12 +1,12 @@
-"""The cost of constraining tool calls to their schemas.
+"""The cost of constraining tool calls to their schemas, for each format of calls.
 
 Milliseconds on one thread, with a random vocabulary of a large model's size:
 
-    check      compile a grammar, once at a gateway and once at a replica
-    start      start from the compiled grammar, for each request
-    token      accept a token of text or of a call, and compute the mask of the next one
+    check         compile the grammar, once at a gateway and once at a replica
+    start         start from the compiled grammar, for each request
+    text, call    accept a token of text or of a call, and compute the mask of the next one
 
-    python -m bench.engine.tool_call_grammars
+    python -m bench.engine.tool_call_grammars [--vocab-size N] [--tools N] [--tokens N]
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-import typer
+from bench.harness.command_line import benchmark_parser
 
 from baton.core.errors import InvalidRequest
 from baton.core.sampling import Grammar, GrammarKind
@@ -43,14 +43,14 @@ TEXT = "I will read the file first, and then say what is wrong with it. "
 EOS = "<end>"
 
 
-def main(vocab_size: int = 151_936, num_tools: int = 20, num_tokens: int = 200) -> None:
+def main(vocab_size: int, num_tools: int, num_tokens: int) -> None:
     source = tokenizer_json(vocab_size)
     ids = json.loads(source)["model"]["vocab"]
     checker = GrammarChecker(lambda: source, [ids[EOS]])
     checker.start(Grammar(GrammarKind.REGEX, "a"))  # reads the tokenizer
     tools = ToolUse(functions=tuple(functions(num_tools)), mode=ToolMode.AUTO)
     print(f"{vocab_size} tokens, {num_tools} tools")
-    print(f"{'format':<14}{'KiB':>6}{'check':>9}{'again':>9}{'text':>8}{'call':>8}")
+    print(f"{'format':<14}{'KiB':>6}{'check':>9}{'start':>9}{'text':>8}{'call':>8}")
     for name in FORMATS:
         calls = optional_calls(name, tools)
         assert calls is not None
@@ -159,4 +159,9 @@ def spelled(text: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    parser = benchmark_parser(__doc__)
+    parser.add_argument("--vocab-size", type=int, default=151_936)
+    parser.add_argument("--tools", type=int, default=20)
+    parser.add_argument("--tokens", type=int, default=200, help="of text, and of a call")
+    given = parser.parse_args()
+    main(given.vocab_size, given.tools, given.tokens)

@@ -5,15 +5,16 @@
     24 output tokens each. From a quarter of the time to three quarters there is one fault. All
     cases have the same prompts at the same times; each request goes to a random gateway.
 
-*Unasked* is without `proto/pulse.py`: a stopped process is noticed when gRPC's keepalive closes its
-connections. Step times are slept, not computed, so the speed of the machine matters little.
+A table has for each case the requests that failed, the time to the first token, and the longest
+gap between tokens. *Without pings* gateways do not ping replicas (`proto/pulse.py`): a stopped
+process is noticed when gRPC's keepalive closes its connections. Passes sleep for a given time, so
+the speed of the machine matters little.
 
     python -m bench.fleet.failures [--seconds 24] [--away-seconds 60] [--only NAME ...]
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import time
@@ -22,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from bench.harness.command_line import benchmark_parser
 from bench.paced.replica import PacedReplica, spawn
 from bench.harness.report import percentile, surroundings, table
 
@@ -40,7 +42,7 @@ from baton.router.policies.cost import Cost
 RATE, NUM_TOKENS = 14.0, 24
 PLACES = 840
 """A multiple of every number of gateways."""
-ASKED, UNASKED = PingTiming(), PingTiming(ask_after_s=1e6)
+PINGS, NO_PINGS = PingTiming(), PingTiming(ask_after_s=1e6)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 
 
@@ -113,7 +115,7 @@ class Case:
     name: str
     begin: Blow = lambda world: None
     end: Blow = lambda world: None
-    ping_timing: PingTiming = ASKED
+    ping_timing: PingTiming = PINGS
     num_gateways: int = 1
 
 
@@ -121,17 +123,17 @@ CASES = (
     Case("nothing"),
     Case("prefill stopped", lambda w: w.prefill[0].stop(), lambda w: w.prefill[0].go_on()),
     Case(
-        "prefill stopped, unasked",
+        "prefill stopped, without pings",
         lambda w: w.prefill[0].stop(),
         lambda w: w.prefill[0].go_on(),
-        UNASKED,
+        NO_PINGS,
     ),
     Case("decode stopped", lambda w: w.decode[0].stop(), lambda w: w.decode[0].go_on()),
     Case(
-        "decode stopped, unasked",
+        "decode stopped, without pings",
         lambda w: w.decode[0].stop(),
         lambda w: w.decode[0].go_on(),
-        UNASKED,
+        NO_PINGS,
     ),
     Case(
         "prefill ten times slower",
@@ -156,7 +158,7 @@ CASES = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.fleet.failures", description=__doc__)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=24.0)
     parser.add_argument("--away-seconds", type=float, default=60.0, help="of the registry")
     parser.add_argument("--only", nargs="*", help="cases whose name begins so")

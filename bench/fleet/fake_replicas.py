@@ -2,14 +2,13 @@
 
     python -m bench.fleet.fake_replicas NUM_BLOCKS [--busy]     prints the port
 
-Each reports its load as real replicas do (`CapacityReporter`), and a prefix cache of so many
-blocks. A busy one reports a new load and 8 more blocks each second. At each line of stdin the
+Each reports its load as real replicas do (`CapacityReporter`), and a prefix cache of NUM_BLOCKS
+blocks. A busy one reports a new load and 8 more blocks each second. For each line of stdin the
 server is closed, with all its streams, and another one listens on the same port.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 from collections.abc import AsyncIterator
@@ -20,6 +19,7 @@ from typing import Any
 import grpc
 import grpc.aio
 from tests.partial_replica import PartialReplica
+from bench.harness.command_line import benchmark_parser
 
 from baton.core.kv_events import KvChange, KvEvent, KvEvents
 from baton.core.replicas import Capacity
@@ -174,7 +174,7 @@ async def serve(fakes: Fakes) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m bench.fleet.fake_replicas", description=__doc__)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("num_blocks", type=int)
     parser.add_argument("--busy", action="store_true")
     given = parser.parse_args()

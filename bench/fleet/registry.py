@@ -4,9 +4,9 @@
     loop, replicas that send heartbeats and gateways that watch, with Baton's own clients
 
 There is no Ray: a call through Serve is a pickle over a socket, and these calls are counted. The
-cost of a real one (`python -m bench.fleet.serve_calls`) can be added with --serve-ms. Not included: what
-gateways do with updates (bench/fleet/scale.py), the planner and the limits of tenants (each a call
-a second from each gateway where they are on), and the progress reports of starting replicas.
+cost of a real one (`python -m bench.fleet.serve_calls`) can be added with --serve-ms. Not included:
+what gateways do with updates (bench/fleet/scale.py), the planner and the limits of tenants (each a
+call a second from each gateway where they are on), and the progress reports of starting replicas.
 
 With --registries 3 each has a process of its own, all replicas report to each, and gateways combine
 them; the cost is the mean of the registries.
@@ -32,6 +32,7 @@ from statistics import median
 from typing import Any
 
 import psutil
+from bench.harness.command_line import benchmark_parser
 from bench.harness.report import surroundings, table
 from tests.gateway.fleet.known_replicas import LAYOUT, make_replica
 
@@ -377,7 +378,7 @@ async def _measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.fleet.registry", description=__doc__)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--replicas", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--gateways", type=int, default=20)
     parser.add_argument("--registries", type=int, default=1)

@@ -2,7 +2,8 @@
 many of them join, leave or restart at once.
 
     fake replicas in ten processes (bench/fleet/fake_replicas.py), gateways in one each
-    (bench/fleet/scale_gateway.py); every gateway has a stream to each replica, and follows each cache
+    (bench/fleet/scale_gateway.py); every gateway has a stream to each replica, and follows what
+    each has cached
 
 Not included: models, prompts, real networks, HTTP, client gRPC, Ray and the registry (membership is
 passed directly). Each process hosts a tenth of the fake replicas, so they are less independent
@@ -15,7 +16,6 @@ others are restarted at once; and then they are paused.
 
 from __future__ import annotations
 
-import argparse
 import pickle
 import signal
 import subprocess
@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median
 
+from bench.harness.command_line import benchmark_parser
 from bench.fleet.scale_gateway import Figures
 from bench.harness.report import surroundings, table
 from tests.gateway.fleet.known_replicas import make_replica
@@ -37,7 +38,7 @@ SUMS = ("idle: capacity reports a second",)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.fleet.scale", description=__doc__)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--replicas", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--blocks", type=int, default=10_000, help="in each one's cache")
     parser.add_argument("--busy", action="store_true", help="each has news every second")

@@ -8,7 +8,6 @@ heartbeat of a replica, and one that returns a list of 1,000 replicas.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import time
@@ -17,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 import psutil
+from bench.harness.command_line import benchmark_parser
 from bench.harness.report import surroundings, table
 from tests.gateway.fleet.known_replicas import LAYOUT, make_replica
 
@@ -100,7 +100,7 @@ async def main(seconds: float, per_second: float) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m bench.fleet.serve_calls", description=__doc__)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--per-second", type=float, default=50.0)
     args = parser.parse_args()

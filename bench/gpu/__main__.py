@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
+from bench.harness.command_line import benchmark_parser
 
 if TYPE_CHECKING:
     from bench.gpu.report import Report
@@ -121,7 +122,7 @@ def _timings(report: Report, device: str) -> list[Callable[[], None]]:
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.gpu")
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--check-only", action="store_true", help="time nothing")
     parser.add_argument("--interpret", action="store_true", help="without a GPU; implies no timing")
     default = os.environ.get("OUT")

@@ -1,6 +1,6 @@
 """Gateway, decode and prefill replicas, each in a process of its own: no Ray, and no model.
 
-    us -- HTTP --> gateway -- gRPC --> decode -- gRPC --> prefill
+    benchmark -- HTTP --> gateway -- gRPC --> decode -- gRPC --> prefill
 
 All is real except the engine's runner, which echoes, and the registry, which is given the replicas
 once. Passes take no time, or sleep for a configured one, which leaves the cores to the rest. The

@@ -13,12 +13,12 @@ dequantising.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from bench.harness.command_line import benchmark_parser
 from bench.harness.report import surroundings, table
 from torch import Tensor
 
@@ -135,7 +135,7 @@ def report(kinds: list[str]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.kernels.experts", description=__doc__)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("kinds", nargs="*", help=f"of {', '.join(PACKERS)}; all by default")
     arguments = parser.parse_args()
     if unknown := set(arguments.kinds) - set(PACKERS):

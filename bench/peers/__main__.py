@@ -30,6 +30,7 @@ from itertools import chain
 from pathlib import Path
 
 import torch
+from bench.harness.command_line import benchmark_parser
 from bench.peers.measures import (
     MEASURES,
     Measure,
@@ -293,7 +294,7 @@ def main() -> None:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.peers", description=__doc__)
+    parser = benchmark_parser(__doc__)
     add = parser.add_argument
     add("--model", nargs="+", choices=SHAPES, default=list(SHAPES))
     add("--engine", nargs="+", choices=ENGINES, default=list(ENGINES))

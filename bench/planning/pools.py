@@ -3,9 +3,9 @@
     python -m bench.planning.pools [--rate 1] [--seconds 60]
 
 A Ray cluster of its own, `baton deploy`, real gateways and replicas; only the passes of engines
-sleep for a given time (`paced/workers.py`). Arrivals are Poisson at the rate, four times the rate,
-and the rate again, for a third of the time each; requests without an answer count as missed like
-late ones. Then the same with fixed pools of the planner's average size.
+sleep for a given time (bench/paced/workers.py). Arrivals are Poisson at the rate, four times the
+rate, and the rate again, for a third of the time each; requests without an answer count as missed
+like late ones. Then the same with fixed pools of the planner's average size.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from bench.harness.command_line import benchmark_parser
 from bench.planning.traces import HIGH, steps
 from bench.harness.report import surroundings
 
@@ -89,7 +90,7 @@ class Course:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--rate", type=float, default=1.0)
     parser.add_argument("--seconds", type=float, default=60.0, help="of each third")
     options = parser.parse_args()

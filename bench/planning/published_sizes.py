@@ -1,7 +1,10 @@
 """Forecasts of `baton plan size` beside published measurements of deployments.
 
 Throughput is that of a saturated deployment: as many concurrent requests as the KV cache holds,
-prompts computed in the same steps where the publication did so. `python -m bench.planning.published_sizes`
+prompts computed in the same steps where the publication did so. A line a deployment has the
+published tokens a second, the forecast with its range, and their ratio.
+
+    python -m bench.planning.published_sizes
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from baton.platform.size_plan.efficiency import ON_GPU, Efficiency
 from baton.platform.size_plan.named_shapes import NAMED_SHAPES
 from baton.platform.size_plan.pools import MIXED_CHUNKS, FittingLayout, fitting_layout, model_of
 from baton.platform.size_plan.question import Question
+from bench.harness.command_line import benchmark_parser
 
 PATIENT = Promise(ttft_s=1e9, itl_s=1e9)
 MOST_RUNNING = 2048
@@ -87,6 +91,7 @@ PUBLISHED = (
 
 
 def main() -> None:
+    benchmark_parser(__doc__).parse_args()
     for one in PUBLISHED:
         question = _question(one)
         layout = fitting_layout(question, one.mesh)

@@ -15,7 +15,6 @@ for a given time, so that cores matter less, and everything else is live.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import tempfile
@@ -27,6 +26,7 @@ from statistics import fmean
 from urllib.request import urlopen
 
 import msgspec
+from bench.harness.command_line import benchmark_parser
 from bench.harness.echo_deployment import Layout, running
 from bench.harness.live_deployment import LiveDeployment
 from bench.harness.load_generator import BLOCK_SIZE, measure, percentile
@@ -181,7 +181,7 @@ def compare(fleet: Fleet, *, is_paced: bool) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--prefill", type=int, default=1)
     parser.add_argument("--decode", type=int, default=1)
     parser.add_argument("--policy", nargs="+", default=["cost"])

@@ -1,9 +1,11 @@
-"""Traces with changing rates, for measuring the planner.
+"""Writes traces with changing rates, for measuring the planner.
 
     steps       LOW, HIGH, LOW, each a third of the time
     sinusoid    LOW to HIGH and back, once
 
-Arrivals are a Poisson process whose rate changes with time. `python -m bench.planning.traces FOLDER`
+Arrivals are a Poisson process whose rate changes with time: LOW and HIGH times `--rate`.
+
+    python -m bench.planning.traces FOLDER [--rate 1] [--seconds 1200]
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections.abc import Callable
 from math import cos, pi
 from pathlib import Path
 from random import Random
+from bench.harness.command_line import benchmark_parser
 
 LASTS_S = 1200.0
 LOW, HIGH = 1.0, 4.0
@@ -32,7 +35,7 @@ SHAPES: dict[str, Callable[[float], float]] = {"steps": steps, "sinusoid": sinus
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rate", type=float, default=1.0, help="requests a second at the lowest")
     parser.add_argument("--input", type=int, default=1000, help="tokens of a prompt, on average")

@@ -8,7 +8,6 @@ lose less. Written from the published formats, independently of the readers in e
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from bench.harness.command_line import benchmark_parser
 
 E4M3_LIMIT = 448.0
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -288,7 +288,7 @@ def is_rounded(name: str, tensor: Tensor) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("into", type=Path)
     parser.add_argument("layout", choices=LAYOUTS)

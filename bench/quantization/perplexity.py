@@ -2,9 +2,9 @@
 
     python -m bench.quantization.perplexity
 
-The demo model is written in each format by bench/quantization/checkpoint_writer.py (rounded to the nearest, without
-calibration) and loaded twice: quantised, as on a CPU, and dequantised. The text windows and all
-else are those of examples/demo_model/kv_quality.py, in float32.
+The demo model is written in each format by bench/quantization/checkpoint_writer.py (rounded to the
+nearest, without calibration) and loaded twice: quantised, as on a CPU, and dequantised. The text
+windows and all else are those of examples/demo_model/kv_quality.py, in float32.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+from bench.harness.command_line import benchmark_parser
 from bench.quantization.checkpoint_writer import LAYOUTS, write_layout
 
 from baton.engine.checkpoint.load import load_model
@@ -32,6 +33,7 @@ from weight_quality import bytes_of  # type: ignore[import-not-found]  # noqa: E
 
 
 def main() -> None:
+    benchmark_parser(__doc__).parse_args()
     windows = held_out_windows()
     exact, num_bytes = measured(DEMO / "checkpoint", "none", windows)
     show("float32", num_bytes, compare(exact, exact, windows))

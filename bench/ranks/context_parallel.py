@@ -12,12 +12,12 @@ lengthen, is the CPU time of the leading rank, which does not include waiting.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from bench.harness.command_line import benchmark_parser
 from bench.ranks.loopback import runner_on_ranks
 from bench.harness.report import surroundings, table
 from bench.harness.small_llama import BLOCK_SIZE, OPTIONS, model_folder, prompt_of
@@ -89,7 +89,7 @@ def report(num_tokens: Sequence[int], turns: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.ranks.context_parallel", description=__doc__)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--tokens", type=int, nargs="+", default=[64, 512, 2048])
     parser.add_argument("--turns", type=int, default=3)
     arguments = parser.parse_args()

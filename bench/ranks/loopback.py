@@ -1,4 +1,4 @@
-"""Runs the ranks of an engine as processes of this machine; this one leads. One thread each."""
+"""An engine on several ranks of this machine: a process each, one thread each; this one leads."""
 
 from __future__ import annotations
 

@@ -19,7 +19,6 @@ without overlap, M / (M + 1) at best.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import statistics
 import time
@@ -30,6 +29,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
+from bench.harness.command_line import benchmark_parser
 from bench.ranks.loopback import runner_on_ranks
 from bench.harness.report import surroundings, table
 from bench.harness.small_llama import BLOCK_SIZE, OPTIONS, model_folder, prompt_of
@@ -176,7 +176,7 @@ def report(prompts: Sequence[int], decodes: Sequence[int], turns: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.ranks.pipeline_parallel", description=__doc__)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--prompts", type=int, nargs="*", default=[256, 1024])
     parser.add_argument("--decodes", type=int, nargs="*", default=[64])
     parser.add_argument("--turns", type=int, default=5)

@@ -1,4 +1,4 @@
-"""What each part of the gateway's router contributes: each is turned off in turn.
+"""Ablation of the gateway's router: what each part contributes, turned off in turn.
 
     all             everything on
     late binding    off: prompts are sent at once, and wait at their replica

@@ -15,13 +15,13 @@ Times are CPU time of this thread, the median of many.
 
 from __future__ import annotations
 
-import argparse
 import random
 from collections.abc import Iterator
 from itertools import count
 from statistics import median
 
 import numpy as np
+from bench.harness.command_line import benchmark_parser
 from bench.harness.report import surroundings, table
 from bench.router.index import cpu_s
 
@@ -212,7 +212,7 @@ def median_us(function, times: int = 100) -> float:  # type: ignore[no-untyped-d
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.router.decisions", description=__doc__)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--policy", default=DEFAULT_POLICY)
     arguments = parser.parse_args()
     print(surroundings(), flush=True)

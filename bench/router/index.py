@@ -12,7 +12,6 @@ as where no kernels are compiled.
 
 from __future__ import annotations
 
-import argparse
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ from itertools import cycle
 from statistics import median
 
 import psutil
+from bench.harness.command_line import benchmark_parser
 from bench.harness.report import percentile, surroundings, table
 
 from baton.core.block_hash import BlockNames
@@ -44,7 +44,7 @@ Row = tuple[str, str, str | float, str | float]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.router.index", description=__doc__)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the replicas")
     is_quick = parser.parse_args().quick
     print(surroundings(), flush=True)

@@ -24,7 +24,6 @@ of them for the mean, and of none for the p99.
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
+from bench.harness.command_line import benchmark_parser
 from bench.harness.report import surroundings, table
 from numpy.typing import NDArray
 
@@ -207,9 +207,7 @@ def verdict(own: float, bound: float) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = benchmark_parser(__doc__)
     parser.add_argument("traces", nargs="+", type=Path)
     parser.add_argument("--load", type=float, nargs="+", default=LOADS)
     parser.add_argument("--policy", nargs="+", default=["all"], help="rivals; all: every one")

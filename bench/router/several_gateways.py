@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
+from bench.harness.command_line import benchmark_parser
 from bench.harness.report import surroundings, table
 
 from baton.platform.cli.runs.simulate import read
@@ -113,9 +114,7 @@ def small(trace: Trace, num_requests: int, max_tokens: int, answer: int) -> Trac
 
 def fleet_parser(description: str | None, num_requests: int) -> argparse.ArgumentParser:
     """The options of benchmarks that simulate the first requests of traces on a fleet."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = benchmark_parser(description)
     parser.add_argument("traces", nargs="+", type=Path)
     parser.add_argument("--device", required=True, help="as of baton simulate")
     parser.add_argument("--prefill", type=int, default=4)

@@ -1,4 +1,4 @@
-"""Eleven synthetic traces with different demands on a router, for `baton simulate`.
+"""Writes eleven synthetic traces with different demands on a router, for `baton simulate`.
 
     chat     sessions of a few short turns with one system prompt
     agent    sessions of many turns, seconds apart, with eight system prompts
@@ -19,7 +19,6 @@ Sessions are closed loops. Ids stand for blocks of 512 tokens; the same seed wri
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import random
@@ -28,6 +27,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
+from bench.harness.command_line import benchmark_parser
 
 BLOCK_SIZE = 512
 MAX_TOKENS = 120_000
@@ -189,7 +189,7 @@ def write(folder: Path, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = benchmark_parser(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()

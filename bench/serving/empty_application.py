@@ -1,14 +1,17 @@
 """Times Ray with an empty Serve application: a lower bound of `baton serve`'s start.
 
-python -m bench.serving.empty_application            prints ANSWERED when the application does, then ends
-python -m bench.serving.empty_application ADDRESS    the same in a running cluster, until standard input
-                                             ends: shows what any Serve actor costs there
+    python -m bench.serving.empty_application [ADDRESS]
+
+Prints ANSWERED when the application answers, then ends. With the address of a running cluster it
+starts there, and stays until standard input ends: this shows what any Serve actor costs.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+
+from bench.harness.command_line import benchmark_parser
 
 from baton.platform.cluster.local_cluster import (
     OBJECT_STORE_BYTES,
@@ -53,4 +56,6 @@ def main(address: str | None) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else None)
+    parser = benchmark_parser(__doc__)
+    parser.add_argument("address", nargs="?", help="of a running cluster")
+    main(parser.parse_args().address)

@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import uvloop
+from bench.harness.command_line import benchmark_parser
 from bench.harness.echo_deployment import VOCAB_SIZE, Running, running
 from bench.harness.report import percentile, surroundings, table
 from bench.harness.sse_client import Connection, Streamed
@@ -173,4 +174,5 @@ def report(*, is_quick: bool = False) -> str:
 
 
 if __name__ == "__main__":
+    benchmark_parser(__doc__).parse_args()
     print(f"{surroundings()}\n\n{report()}")

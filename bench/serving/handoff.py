@@ -4,12 +4,12 @@ Two live deployments (`baton serve`, one torch thread a replica) of the demo mod
 another one, answer the same prompts, one after the other, taking turns to be first. No prompt is
 asked twice of the same deployment, so none is found in a prefix cache.
 
-    python -m bench.serving.handoff [--prefill-chunk TOKENS] [--model FOLDER --dtype bfloat16] [--prompts N]
+    python -m bench.serving.handoff [--prefill-chunk TOKENS] [--model FOLDER --dtype bfloat16]
+                                    [--prompts N]
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
 import tokenize
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.harness.command_line import benchmark_parser
 from bench.harness.live_deployment import LiveDeployment
 from bench.harness.report import surroundings, table
 from bench.harness.sse_client import Connection, Streamed
@@ -205,7 +206,7 @@ def _transfers(
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m bench.serving.handoff")
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--prefill-chunk", type=int, help="tokens in one forward pass; default all")
     parser.add_argument("--model", default=DEMO_MODEL, help="a folder; the demo model by default")
     parser.add_argument("--dtype", default="float32")

@@ -12,7 +12,6 @@ Linux only: thread times are those of /proc/PID/task/TID/schedstat.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -24,6 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
+from bench.harness.command_line import benchmark_parser
 from bench.serving.empty_application import ANSWERED
 from bench.harness.live_deployment import LiveDeployment, user_environment
 from bench.harness.report import surroundings, table
@@ -162,7 +162,7 @@ def _thread_rows(found: Sequence[Sequence[Threads]]) -> Iterator[tuple[str | flo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--against", type=Path, help="another tree, measured before this one")
     parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=60.0)

@@ -8,13 +8,13 @@ scraped again and again, and its CPU time compared with an equally long time wit
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import time
 from collections.abc import Iterator
 
 import httpx
 import psutil
+from bench.harness.command_line import benchmark_parser
 from bench.harness.live_deployment import LiveDeployment
 from bench.harness.report import surroundings, table
 from bench.serving.startup import CONFIG, QUESTION, by_kind
@@ -90,7 +90,7 @@ def report(found: dict[str, tuple[float, int]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--scrapes", type=int, default=300)
     given = parser.parse_args()
     found = {role: (ms, size) for role, ms, size in measure(given.scrapes)}

@@ -27,6 +27,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.harness.command_line import benchmark_parser
 from bench.harness.echo_deployment import Layout, running
 from bench.harness.live_deployment import LiveDeployment
 from bench.harness.load_generator import BLOCK_SIZE, measure, percentile
@@ -148,7 +149,7 @@ def compare(asked: argparse.Namespace) -> tuple[float, dict[tuple[float, str], l
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--paced", action="store_true")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=30.0)

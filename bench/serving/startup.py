@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import psutil
+from bench.harness.command_line import benchmark_parser
 from bench.serving.empty_application import ANSWERED
 from bench.harness.live_deployment import LiveDeployment, user_environment
 from bench.harness.report import surroundings, table
@@ -248,4 +249,5 @@ def _process_table(starts: Sequence[Start], idle: Sequence[Idle]) -> str:
 
 
 if __name__ == "__main__":
+    benchmark_parser(__doc__).parse_args()
     print(f"{surroundings()}\n\n{report()}")

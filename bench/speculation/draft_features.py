@@ -11,13 +11,12 @@
 Features (MTP, EAGLE) can only be computed by the model itself. The KV of a draft model is computed
 where it is needed, or elsewhere for the same FLOPs and then has to be transferred as well.
 
-    python -m bench.speculation.draft_features [--rounds 3] [--output 64] [--link 1.25] [--device 400]
-                                   [--only ways ...]
+    python -m bench.speculation.draft_features [--rounds 3] [--output 64] [--link 1.25]
+                                               [--device 400] [--only ways ...]
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +25,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from bench.harness.command_line import benchmark_parser
 from bench.harness.report import surroundings, table
 from bench.harness.small_llama import model_folder
 from bench.transfer.__main__ import measure as measure_transfers
@@ -272,7 +272,7 @@ def measured(num_rounds: int, num_output: int) -> Rows:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=int, default=64, help="tokens of an answer")
     parser.add_argument("--link", type=float, default=1.25, help="GB/s between replicas")

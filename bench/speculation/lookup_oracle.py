@@ -1,9 +1,9 @@
-"""An upper bound for drafts that are looked up in texts: the speedup if no wrong draft token were
-ever verified.
+"""An upper bound for drafts that are looked up in texts: the speedup with an oracle, which tells
+beforehand which draft tokens are right.
 
     answers    the demo model's greedy answers without speculation, on code
     drafts     what a method drafts after each token of them, from what it has seen so far
-    foresight  only the draft tokens that are right are verified, and cost a row each
+    verified   only the draft tokens that are right; each costs a row
     prices     the time of a step by rows a request, over that of a step without drafts: measured by
                bench/speculation/token_trees.py
 
@@ -12,11 +12,11 @@ ever verified.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
 import torch
+from bench.harness.command_line import benchmark_parser
 from bench.speculation.token_trees import prices
 from bench.harness.report import surroundings, table
 from bench.speculation.loads import MAX_TOKENS, NUM_NEW, code_prompts, engine_of
@@ -105,7 +105,7 @@ def _request(number: int, prompt: Sequence[int]) -> Request:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 16])
     parser.add_argument("--cpu-time", action="store_true")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""One engine's turns at a load: their times, and how many drafts were accepted."""
+"""Concurrent requests of one engine at a load: times by turn, and how many drafts were accepted."""
 
 from __future__ import annotations
 

@@ -15,13 +15,12 @@ the step costs they have learnt. Outputs are compared: a token that differs ends
 clock. `--minutes` divides the time among loads and batches: each has as many rounds as fit, at
 least one and at most `--rounds`.
 
-    python -m bench.speculation.speedup [--batches 1 4 16] [--rounds 3] [--minutes 15] [--only code ...]
-                               [--methods suffix ...] [--cpu-time]
+    python -m bench.speculation.speedup [--batches 1 4 16] [--rounds 3] [--minutes 15]
+                                        [--only code ...] [--methods suffix ...] [--cpu-time]
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 import time
@@ -32,6 +31,7 @@ from operator import add
 from random import Random
 
 import torch
+from bench.harness.command_line import benchmark_parser
 from bench.harness.report import number, surroundings, table
 from bench.harness.small_llama import model_folder
 from bench.speculation.loads import NUM_NEW, KnowingDrafter, Load, engine_of, loads
@@ -228,7 +228,7 @@ def report(*, is_quick: bool = False) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--batches", type=int, nargs="*", default=BATCHES)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=math.inf)

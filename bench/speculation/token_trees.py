@@ -21,7 +21,6 @@ more branches) is not counted, so the result is an upper bound.
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import sys
 import time
@@ -33,6 +32,7 @@ from statistics import median
 from unittest import mock
 
 import torch
+from bench.harness.command_line import benchmark_parser
 from bench.harness.report import surroundings, table
 from bench.harness.small_llama import model_folder
 from bench.speculation.loads import HEADS, KnowingDrafter, code_prompts
@@ -234,7 +234,7 @@ def _drafts(demo: LoadedModel) -> Mapping[str, Drafting]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 4])
     parser.add_argument("--cpu-time", action="store_true")
     options = parser.parse_args()

@@ -1,9 +1,9 @@
 """Upper bounds for the speedup of speculative decoding, by what rows cost on this machine now.
 
-    phases      of a step that verifies so many draft tokens a request: drafting (free here, drafts
-                are given), choosing drafts, scheduling, building the batch, the forward pass, the
-                output head, sampling, and updating the drafter; median microseconds, engines take
-                turns step by step
+    phases      the parts of a step that verifies N draft tokens a request: drafting (free here:
+                drafts are given), choosing drafts, scheduling, building the batch, the forward
+                pass, the output head, sampling, and updating the drafter; median microseconds,
+                engines take turns step by step
     speedup, all accepted   if every draft token were accepted and drafting took no time: no method
                             can be faster while steps take what they do
     acceptance needed       the acceptance rate that gives the target speedup, 2.0 at 1 request and
@@ -22,13 +22,13 @@ microsecond or two more.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Iterator, Sequence
 from random import Random
 from statistics import median
 
 import torch
+from bench.harness.command_line import benchmark_parser
 from bench.speculation.token_trees import wrong_engine
 from bench.engine.step_overhead import TimedRunner, matmul_us
 from bench.harness.report import surroundings, table
@@ -131,7 +131,7 @@ def _rows_us(phases: Phases) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 16])
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--cpu-time", action="store_true")

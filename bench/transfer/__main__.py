@@ -20,7 +20,6 @@ the least: on a shared machine medians include the load of other processes.
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 from collections import defaultdict
@@ -29,6 +28,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import uvloop
+from bench.harness.command_line import benchmark_parser
 from bench.harness.report import surroundings, table
 from bench.transfer.gloo_limit import GlooLimit
 from bench.transfer.receiver import BenchReceiver
@@ -176,7 +176,7 @@ def _rate(seconds: Seconds, size: int, name: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.transfer")
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--transports", nargs="+", choices=[*LIMIT_OF], default=TRANSPORTS)
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, help="MiB of a handoff")
     parser.add_argument("--timeline", type=Path, help="also draw one prompt's way, by the first")

@@ -9,11 +9,11 @@ without splitting and joining.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
 import time
 
+from bench.harness.command_line import benchmark_parser
 from bench.harness.report import surroundings, table
 from tests.kv_transfer.replicas import DecodeReplica, PrefillReplica, request_holder
 from tests.kv_transfer.world import World, serving, unaltered
@@ -119,7 +119,7 @@ def report(transport: str, mib: float, num_ranks: int, turns: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--transport", default="tcp")
     parser.add_argument("--mib", type=float, default=64)
     parser.add_argument("--ranks", type=int, default=2)

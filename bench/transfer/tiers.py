@@ -15,7 +15,6 @@ folders whose files are in the page cache: their times are those of files, not o
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import tempfile
@@ -27,6 +26,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.harness.command_line import benchmark_parser
 from bench.harness.report import number, percentile, surroundings, table
 
 from baton.core.ids import ReplicaId, new_request_id
@@ -166,7 +166,7 @@ def _spread(values: Sequence[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--tokens", default="256,1024,1900")
     parser.add_argument("--rounds", type=int, default=5)

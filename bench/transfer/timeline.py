@@ -12,7 +12,6 @@ its arrival until it is written and verified; both include waiting.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import tempfile
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bench.harness.command_line import benchmark_parser
 from bench.transfer.recorder import COMPUTED, ROWS, WRITTEN, Bar, Recorder
 from matplotlib import pyplot
 from matplotlib.patches import Patch
@@ -203,7 +203,7 @@ def _lanes(bars: Sequence[Bar]) -> list[list[Bar]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--out", type=Path, required=True, help="where to draw it, a .png or .svg")
     parser.add_argument("--transport", default="grpc")
     parser.add_argument("--tokens", type=int, default=NUM_TOKENS)
