@@ -1,7 +1,7 @@
 """Benchmarks by subject: `python -m bench.ROOM.NAME`, or `python -m bench.ROOM` where a room is a
 single benchmark. `python -m bench` runs the first ones of docs/performance.md.
 
-    engine          a step and its parts, the scheduler, tool grammars, growth with batch and context
+    engine          a step and its parts, scheduling, tool grammars, growth with batch and context
     kernels, gpu    each kernel beside the limits of the machine: on a CPU, on a GPU
     quantization    checkpoints in quantised formats, and what these cost in quality
     speculation     the speedup of each method of drafting, and its upper bounds

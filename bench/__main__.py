@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import psutil
-from bench.harness.command_line import benchmark_parser
+
 from bench.engine import growth, step_overhead
+from bench.harness.command_line import benchmark_parser
 from bench.harness.report import surroundings
 from bench.serving import gateway, handoff, startup
 from bench.speculation import speedup

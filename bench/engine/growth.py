@@ -25,9 +25,6 @@ from pathlib import Path
 
 import psutil
 import torch
-from bench.harness.command_line import benchmark_parser
-from bench.peers.models import SHAPES
-from bench.harness.report import surroundings, table
 
 from baton.engine.memory.kv_cache import KvCache
 from baton.platform.config.deployment import DeploymentConfig, override
@@ -35,6 +32,9 @@ from baton.platform.instruments.engine_bench import EngineBench, Measured, Point
 from baton.platform.instruments.loaded_engine import LoadedEngine, load_measured
 from baton.platform.instruments.pass_cost import floor_s
 from baton.platform.instruments.product_rates import ceilings_of
+from bench.harness.command_line import benchmark_parser
+from bench.harness.report import surroundings, table
+from bench.peers.models import SHAPES
 
 CONTEXTS = (256, 1024, 2048, 4096, 8000)
 BATCHES = (1, 2, 4, 8, 16, 32)

@@ -16,9 +16,6 @@ import time
 from collections.abc import Iterator
 from itertools import count
 
-from bench.harness.command_line import benchmark_parser
-from bench.harness.report import surroundings, table
-
 from baton.core.sampling import SamplingParams
 from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.config import SchedulerConfig
@@ -26,6 +23,8 @@ from baton.engine.memory.kv_cache import KvCache
 from baton.engine.passes.echo import echo_info
 from baton.engine.request.request import Request
 from baton.engine.schedule.scheduler import Scheduler
+from bench.harness.command_line import benchmark_parser
+from bench.harness.report import surroundings, table
 
 BLOCK_SIZE = 16
 PROMPT_LEN = 96

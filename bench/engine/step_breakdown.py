@@ -22,15 +22,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from bench.harness.command_line import benchmark_parser
-from bench.engine.growth import load
-from bench.harness.report import surroundings, table
 
 from baton.platform.instruments.ceilings import Ceilings, measure_ceilings
 from baton.platform.instruments.loaded_engine import LoadedEngine
 from baton.platform.instruments.pass_cost import Chunk, Work, pass_work
 from baton.platform.instruments.step_watch import StepTime, StepWatch, watching
 from baton.platform.models.model_shape import Part
+from bench.engine.growth import load
+from bench.harness.command_line import benchmark_parser
+from bench.harness.report import surroundings, table
 
 REQUESTS, CONTEXT = (32, 16, 1), 192
 WARM_UP_STEPS, TURNS = 2, 12

@@ -20,9 +20,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from bench.harness.command_line import benchmark_parser
-from bench.engine import scheduling
-from bench.harness.report import surroundings, table
 from torch import Tensor
 
 from baton.core.clock import Clock
@@ -40,6 +37,9 @@ from baton.kernels.products.vocabulary_screen import ScreenedTokens
 from baton.kernels.sampling.draw_token import Draws
 from baton.platform.config.deployment import DEMO_MODEL
 from baton.platform.models.model_folder import find_model
+from bench.engine import scheduling
+from bench.harness.command_line import benchmark_parser
+from bench.harness.report import surroundings, table
 
 VOCAB_SIZE = 4096
 """The size of the demo model's vocabulary."""

@@ -19,14 +19,13 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from bench.harness.command_line import benchmark_parser
-
 from baton.core.errors import InvalidRequest
 from baton.core.sampling import Grammar, GrammarKind
 from baton.engine.grammar.grammar_check import GrammarChecker, next_tokens
 from baton.gateway.chat.call_grammars import optional_calls
 from baton.gateway.chat.functions import Function
 from baton.gateway.chat.tool_definitions import ToolMode, ToolUse
+from bench.harness.command_line import benchmark_parser
 
 FORMATS = ("hermes", "qwen3_coder", "mistral", "llama3", "llama4", "deepseek_v32", "gemma")
 BEGINS = {

@@ -23,10 +23,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from bench.harness.command_line import benchmark_parser
-from bench.paced.replica import PacedReplica, spawn
-from bench.harness.report import percentile, surroundings, table
-
 from baton.core.ids import Epoch, new_request_id
 from baton.core.replicas import HEARTBEAT_S, Membership, Role
 from baton.core.sampling import SamplingParams
@@ -38,6 +34,9 @@ from baton.proto.channels import Channels
 from baton.proto.pulse import PingTiming
 from baton.router.placer import Routing
 from baton.router.policies.cost import Cost
+from bench.harness.command_line import benchmark_parser
+from bench.harness.report import percentile, surroundings, table
+from bench.paced.replica import PacedReplica, spawn
 
 RATE, NUM_TOKENS = 14.0, 24
 PLACES = 840

@@ -19,7 +19,6 @@ from typing import Any
 import grpc
 import grpc.aio
 from tests.partial_replica import PartialReplica
-from bench.harness.command_line import benchmark_parser
 
 from baton.core.kv_events import KvChange, KvEvent, KvEvents
 from baton.core.replicas import Capacity
@@ -36,6 +35,7 @@ from baton.proto.replica_pb2_grpc import (
     add_ReplicaServicer_to_server,
 )
 from baton.replica_core.capacity_reporter import CapacityReporter
+from bench.harness.command_line import benchmark_parser
 
 NUM_NEW = 8
 NEWS_S = 1.0

@@ -32,8 +32,6 @@ from statistics import median
 from typing import Any
 
 import psutil
-from bench.harness.command_line import benchmark_parser
-from bench.harness.report import surroundings, table
 from tests.gateway.fleet.known_replicas import LAYOUT, make_replica
 
 from baton.core.ids import Epoch, new_epoch
@@ -49,6 +47,8 @@ from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.config.live import REGISTRY, divide
 from baton.platform.registry.union_watch import UnionWatch, WatchedRegistry
 from baton.platform.security.config import SecurityConfig
+from bench.harness.command_line import benchmark_parser
+from bench.harness.report import surroundings, table
 
 NUM_LAYERS = 61
 """Layers of the KV layout, which changes messages by a few bytes only."""

@@ -25,12 +25,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median
 
-from bench.harness.command_line import benchmark_parser
-from bench.fleet.scale_gateway import Figures
-from bench.harness.report import surroundings, table
 from tests.gateway.fleet.known_replicas import make_replica
 
 from baton.core.replicas import ReplicaInfo, Role
+from bench.fleet.scale_gateway import Figures
+from bench.harness.command_line import benchmark_parser
+from bench.harness.report import surroundings, table
 
 NUM_PROCESSES, NUM_KILLED = 10, 3
 SUMS = ("idle: capacity reports a second",)

@@ -16,8 +16,6 @@ from dataclasses import replace
 from typing import Any
 
 import psutil
-from bench.harness.command_line import benchmark_parser
-from bench.harness.report import surroundings, table
 from tests.gateway.fleet.known_replicas import LAYOUT, make_replica
 
 from baton.core.ids import Epoch
@@ -25,6 +23,8 @@ from baton.core.replicas import Membership
 from baton.platform.cluster.local_cluster import OBJECT_STORE_BYTES, ray_environment
 from baton.proto.membership_wire import heartbeat_from_proto, heartbeat_to_proto
 from baton.proto.replica_pb2 import HeartbeatReply, HeartbeatRequest
+from bench.harness.command_line import benchmark_parser
+from bench.harness.report import surroundings, table
 
 NUM_CPUS = 2
 """For Serve's controller and the answering actor."""

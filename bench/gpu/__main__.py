@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
+
 from bench.harness.command_line import benchmark_parser
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def _keep(report: Report, folder: Path | None) -> None:
 
 def _check(report: Report, device: str) -> None:
     import torch
+
     from bench.gpu.attention_cases import attention_cases
     from bench.gpu.cases import SMALL, cases
     from bench.gpu.expert_cases import expert_cases
@@ -76,6 +78,7 @@ def _check(report: Report, device: str) -> None:
 def _timings(report: Report, device: str) -> list[Callable[[], None]]:
     """The timings, the most important first, since time may run out."""
     import torch
+
     from bench.gpu.attention_cases import attention_cases
     from bench.gpu.cases import REAL, cases
     from bench.gpu.clock import Clock

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
+
 from bench.gpu.clock import Ceilings, Clock
 from bench.harness.report import table
 

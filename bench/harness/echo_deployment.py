@@ -110,12 +110,12 @@ async def _serve_replica(
     pipe: Connection, replica_id: ReplicaId, role: Role, layout: Layout
 ) -> None:
     import torch  # a gateway does not import torch, so this module must not either
-    from bench.paced.runner import PacedRunner
 
     from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
     from baton.engine.engine import Engine
     from baton.engine.passes.echo import echo_info
     from baton.platform.replica.replica import start_replica
+    from bench.paced.runner import PacedRunner
 
     torch.set_num_threads(1)
     info = echo_info(vocab_size=VOCAB_SIZE, max_model_len=2048)

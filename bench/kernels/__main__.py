@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.harness.command_line import benchmark_parser
-from bench.kernels.cases import Case, cases
 from bench.harness.report import surroundings, table
+from bench.kernels.cases import Case, cases
 
 THIS_TREE = Path(__file__).resolve().parents[2]
 BEST = "best"

@@ -18,8 +18,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from bench.harness.command_line import benchmark_parser
-from bench.harness.report import surroundings, table
 from torch import Tensor
 
 from baton.kernels.experts import packed_experts
@@ -29,6 +27,8 @@ from baton.kernels.experts.routing import Routed, Routing, route
 from baton.kernels.products import int4_weight, int8_weight, packed_weight
 from baton.kernels.products.linear import gated_linear, linear
 from baton.kernels.products.weight import PreparedWeight
+from bench.harness.command_line import benchmark_parser
+from bench.harness.report import surroundings, table
 
 NUM_EXPERTS, NUM_CHOICES, WIDTH, HIDDEN = 32, 8, 2048, 768
 NUM_TOKENS = (1, 4, 16, 32, 256, 2048)

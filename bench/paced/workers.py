@@ -37,10 +37,9 @@ class _Finder(MetaPathFinder):
 
 
 def _paced_engine(folder: Any, config: Any, **options: Any) -> Any:
-    from bench.paced.runner import PacedRunner
-
     from baton.engine.engine import Engine
     from baton.engine.passes.echo import echo_info
+    from bench.paced.runner import PacedRunner
 
     info = echo_info(vocab_size=4096, max_model_len=4096)
     cache = config.cache

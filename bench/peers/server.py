@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 import psutil
+
 from bench.harness.live_deployment import LiveDeployment
 from bench.peers.setup import Peers
 

@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from bench.harness.command_line import benchmark_parser
-from bench.planning.traces import HIGH, steps
-from bench.harness.report import surroundings
 
 from baton.platform.cluster.local_cluster import OBJECT_STORE_BYTES, ray_environment
 from baton.platform.observe.listeners import first_listening
+from bench.harness.command_line import benchmark_parser
+from bench.harness.report import surroundings
+from bench.planning.traces import HIGH, steps
 
 ROLES = ("prefill", "decode")
 PROMPT_TOKENS, OUTPUT_TOKENS = 500, 40

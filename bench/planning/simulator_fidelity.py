@@ -26,16 +26,16 @@ from statistics import fmean
 from urllib.request import urlopen
 
 import msgspec
-from bench.harness.command_line import benchmark_parser
-from bench.harness.echo_deployment import Layout, running
-from bench.harness.live_deployment import LiveDeployment
-from bench.harness.load_generator import BLOCK_SIZE, measure, percentile
 
 from baton.core.step_times import StepTimes
 from baton.platform.simulator.fleet.devices import Devices, devices_of
 from baton.platform.simulator.fleet.experiment import FleetCase, play_fleet
 from baton.platform.simulator.fleet.setup import FleetSetup, Links
 from baton.platform.traces.reader import read_trace
+from bench.harness.command_line import benchmark_parser
+from bench.harness.echo_deployment import Layout, running
+from bench.harness.live_deployment import LiveDeployment
+from bench.harness.load_generator import BLOCK_SIZE, measure, percentile
 
 SHARE = 0.85
 MANY = 16

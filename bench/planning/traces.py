@@ -16,6 +16,7 @@ from collections.abc import Callable
 from math import cos, pi
 from pathlib import Path
 from random import Random
+
 from bench.harness.command_line import benchmark_parser
 
 LASTS_S = 1200.0

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
 from bench.harness.command_line import benchmark_parser
 
 E4M3_LIMIT = 448.0

@@ -14,10 +14,10 @@ import tempfile
 from pathlib import Path
 
 import torch
-from bench.harness.command_line import benchmark_parser
-from bench.quantization.checkpoint_writer import LAYOUTS, write_layout
 
 from baton.engine.checkpoint.load import load_model
+from bench.harness.command_line import benchmark_parser
+from bench.quantization.checkpoint_writer import LAYOUTS, write_layout
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo_model"
 sys.path.insert(0, str(DEMO))

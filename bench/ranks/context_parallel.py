@@ -17,10 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from bench.harness.command_line import benchmark_parser
-from bench.ranks.loopback import runner_on_ranks
-from bench.harness.report import surroundings, table
-from bench.harness.small_llama import BLOCK_SIZE, OPTIONS, model_folder, prompt_of
 
 from baton.engine.assemble import assemble_engine
 from baton.engine.batch.batch import Chunk
@@ -28,6 +24,10 @@ from baton.engine.batch.token_shares import share_tokens
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.mesh.mesh import Mesh
 from baton.engine.passes.runner import Runner
+from bench.harness.command_line import benchmark_parser
+from bench.harness.report import surroundings, table
+from bench.harness.small_llama import BLOCK_SIZE, OPTIONS, model_folder, prompt_of
+from bench.ranks.loopback import runner_on_ranks
 
 NUM_RANKS = 2
 

@@ -29,10 +29,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
-from bench.harness.command_line import benchmark_parser
-from bench.ranks.loopback import runner_on_ranks
-from bench.harness.report import surroundings, table
-from bench.harness.small_llama import BLOCK_SIZE, OPTIONS, model_folder, prompt_of
 from torch import Tensor
 
 from baton.engine.assemble import assemble_engine
@@ -43,6 +39,10 @@ from baton.engine.mesh.mesh import Mesh
 from baton.engine.mesh.ranks import RankGroup
 from baton.engine.passes.runner import Runner
 from baton.engine.ranks.pipeline import PIECES_PER_STAGE
+from bench.harness.command_line import benchmark_parser
+from bench.harness.report import surroundings, table
+from bench.harness.small_llama import BLOCK_SIZE, OPTIONS, model_folder, prompt_of
+from bench.ranks.loopback import runner_on_ranks
 
 STAGES = Mesh(pipeline=2)
 WHOLE, PIECES = 1 << 20, 16

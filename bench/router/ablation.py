@@ -19,15 +19,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from statistics import fmean
 
-from bench.harness.report import surroundings, table
-from bench.router.several_gateways import SLO_S, fleet_parser, small
-
 from baton.platform.cli.runs.simulate import read
 from baton.platform.cli.runs.simulate_fleet import devices_from
 from baton.platform.simulator.fleet.experiment import FleetCase, play_fleet
 from baton.platform.simulator.fleet.setup import FleetSetup, Part
 from baton.platform.traces.trace import Trace
 from baton.router.defaults import DEFAULT_POLICY
+from bench.harness.report import surroundings, table
+from bench.router.several_gateways import SLO_S, fleet_parser, small
 
 HEAD = ("without", "mean, s", "p99, s", "hit", "imbalance", "goodput", "mean / all")
 

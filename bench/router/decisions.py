@@ -21,9 +21,6 @@ from itertools import count
 from statistics import median
 
 import numpy as np
-from bench.harness.command_line import benchmark_parser
-from bench.harness.report import surroundings, table
-from bench.router.index import cpu_s
 
 from baton.core.block_hash import BlockNames
 from baton.core.ids import Epoch, ReplicaId, RequestId
@@ -45,6 +42,9 @@ from baton.router.replicas.candidate import Candidate
 from baton.router.replicas.pool import KnownReplica, Pool
 from baton.router.replicas.view import View, look
 from baton.router.speeds.speed import MeasuredSpeed
+from bench.harness.command_line import benchmark_parser
+from bench.harness.report import surroundings, table
+from bench.router.index import cpu_s
 
 DRAW = random.Random(1)
 LAYOUT = KvLayout(

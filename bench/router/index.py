@@ -20,8 +20,6 @@ from itertools import cycle
 from statistics import median
 
 import psutil
-from bench.harness.command_line import benchmark_parser
-from bench.harness.report import percentile, surroundings, table
 
 from baton.core.block_hash import BlockNames
 from baton.core.ids import Epoch
@@ -35,6 +33,8 @@ from baton.kernels.names.holder_table import ReferenceTable, new_holder_table
 from baton.proto import replica_pb2 as pb
 from baton.proto.kv_events_wire import kv_events_from_proto, kv_events_to_proto
 from baton.router.cache.kv_index import KvIndex
+from bench.harness.command_line import benchmark_parser
+from bench.harness.report import percentile, surroundings, table
 
 LONG, SHORT, BLOCK = 131_072, 4_096, 16
 ROOT = bytes(16)

@@ -33,8 +33,6 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
-from bench.harness.command_line import benchmark_parser
-from bench.harness.report import surroundings, table
 from numpy.typing import NDArray
 
 from baton.platform.cli.runs.simulate import LOADS, policies_of, read
@@ -44,6 +42,8 @@ from baton.platform.simulator.setup import Setup
 from baton.platform.traces.ticks import spread
 from baton.platform.traces.trace import Trace, TraceRequest
 from baton.router.defaults import DEFAULT_POLICY
+from bench.harness.command_line import benchmark_parser
+from bench.harness.report import surroundings, table
 
 Numbers = NDArray[np.float64]
 

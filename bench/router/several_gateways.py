@@ -21,9 +21,6 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
-from bench.harness.command_line import benchmark_parser
-from bench.harness.report import surroundings, table
-
 from baton.platform.cli.runs.simulate import read
 from baton.platform.cli.runs.simulate_fleet import devices_from
 from baton.platform.simulator.fleet.experiment import at_load
@@ -33,6 +30,8 @@ from baton.platform.simulator.fleet.setup import FleetSetup
 from baton.platform.traces.ticks import spread
 from baton.platform.traces.trace import Trace
 from baton.router.defaults import DEFAULT_POLICY
+from bench.harness.command_line import benchmark_parser
+from bench.harness.report import surroundings, table
 
 SLO_S = 10.0
 HEAD = ("", "mean, s", "p99, s", "hit", "asked again", "hit there / before", "share")

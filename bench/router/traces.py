@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
+
 from bench.harness.command_line import benchmark_parser
 
 BLOCK_SIZE = 512

@@ -11,13 +11,12 @@ from __future__ import annotations
 import os
 import sys
 
-from bench.harness.command_line import benchmark_parser
-
 from baton.platform.cluster.local_cluster import (
     OBJECT_STORE_BYTES,
     joining_environment,
     ray_environment,
 )
+from bench.harness.command_line import benchmark_parser
 
 ANSWERED = "the empty application answers"
 NUM_CPUS = 2

@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import uvloop
+
 from bench.harness.command_line import benchmark_parser
 from bench.harness.echo_deployment import VOCAB_SIZE, Running, running
 from bench.harness.report import percentile, surroundings, table

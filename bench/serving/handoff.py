@@ -19,15 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.harness.command_line import benchmark_parser
-from bench.harness.live_deployment import LiveDeployment
-from bench.harness.report import surroundings, table
-from bench.harness.sse_client import Connection, Streamed
-
 from baton.gateway.text.model_files import ModelFiles
 from baton.gateway.text.tokenizer import TextTokenizer
 from baton.platform.config.deployment import DEMO_MODEL
 from baton.platform.models.model_folder import find_model
+from bench.harness.command_line import benchmark_parser
+from bench.harness.live_deployment import LiveDeployment
+from bench.harness.report import surroundings, table
+from bench.harness.sse_client import Connection, Streamed
 
 PROMPT_LENS = (128, 512, 1536)
 OUTPUT_LEN = 16

@@ -23,10 +23,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
+
 from bench.harness.command_line import benchmark_parser
-from bench.serving.empty_application import ANSWERED
 from bench.harness.live_deployment import LiveDeployment, user_environment
 from bench.harness.report import surroundings, table
+from bench.serving.empty_application import ANSWERED
 from bench.serving.startup import BATON_PROCESSES, CONFIG, SETTLE_S, Kind, by_kind, command_of
 
 THIS_TREE = Path(__file__).resolve().parents[2]

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import httpx
 import psutil
+
 from bench.harness.command_line import benchmark_parser
 from bench.harness.live_deployment import LiveDeployment
 from bench.harness.report import surroundings, table

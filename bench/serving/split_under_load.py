@@ -27,13 +27,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from baton.core.step_times import StepTimes
 from bench.harness.command_line import benchmark_parser
 from bench.harness.echo_deployment import Layout, running
 from bench.harness.live_deployment import LiveDeployment
 from bench.harness.load_generator import BLOCK_SIZE, measure, percentile
 from bench.harness.report import surroundings, table
-
-from baton.core.step_times import StepTimes
 
 CHUNK = 256
 SHARES = (0.5, 0.8)

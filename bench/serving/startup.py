@@ -20,11 +20,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import psutil
+
 from bench.harness.command_line import benchmark_parser
-from bench.serving.empty_application import ANSWERED
 from bench.harness.live_deployment import LiveDeployment, user_environment
 from bench.harness.report import surroundings, table
 from bench.harness.sse_client import Connection
+from bench.serving.empty_application import ANSWERED
 
 NUM_STARTS = 5
 SETTLE_S = 10.0

@@ -25,12 +25,6 @@ from statistics import median
 from typing import Any
 
 import torch
-from bench.harness.command_line import benchmark_parser
-from bench.harness.report import surroundings, table
-from bench.harness.small_llama import model_folder
-from bench.transfer.__main__ import measure as measure_transfers
-from bench.transfer.__main__ import num_blocks_of
-from bench.transfer.sender import LAYOUT as TRANSFER_LAYOUT
 
 from baton.core.kv_layout import OUTPUTS, DraftFeatures, KvLayout
 from baton.core.replicas import Role
@@ -52,6 +46,12 @@ from baton.platform.instruments.source_prompts import SourcePrompts
 from baton.platform.models.model_folder import built_in_folder, find_model
 from baton.platform.size_plan.named_shapes import LLAMA_3, NAMED_SHAPES
 from baton.platform.verify.fleets import running_fleet
+from bench.harness.command_line import benchmark_parser
+from bench.harness.report import surroundings, table
+from bench.harness.small_llama import model_folder
+from bench.transfer.__main__ import measure as measure_transfers
+from bench.transfer.__main__ import num_blocks_of
+from bench.transfer.sender import LAYOUT as TRANSFER_LAYOUT
 
 Rows = Iterator[tuple[str | float, ...]]
 LLAMA_1B = {

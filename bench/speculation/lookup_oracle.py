@@ -16,10 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
 import torch
-from bench.harness.command_line import benchmark_parser
-from bench.speculation.token_trees import prices
-from bench.harness.report import surroundings, table
-from bench.speculation.loads import MAX_TOKENS, NUM_NEW, code_prompts, engine_of
 from tokenizers import Tokenizer
 
 from baton.core.sampling import SamplingParams
@@ -30,6 +26,10 @@ from baton.engine.speculation.drafter import Drafter
 from baton.engine.speculation.ngram import NgramDrafter
 from baton.engine.speculation.suffix import SuffixDrafter
 from baton.platform.models.model_folder import find_model
+from bench.harness.command_line import benchmark_parser
+from bench.harness.report import surroundings, table
+from bench.speculation.loads import MAX_TOKENS, NUM_NEW, code_prompts, engine_of
+from bench.speculation.token_trees import prices
 
 NUM_PROMPTS = 48
 METHODS: Sequence[Callable[[], Drafter]] = (SuffixDrafter, NgramDrafter)

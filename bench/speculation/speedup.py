@@ -31,17 +31,17 @@ from operator import add
 from random import Random
 
 import torch
-from bench.harness.command_line import benchmark_parser
-from bench.harness.report import number, surroundings, table
-from bench.harness.small_llama import model_folder
-from bench.speculation.loads import NUM_NEW, KnowingDrafter, Load, engine_of, loads
-from bench.speculation.run import NO_COUNTS, Run, combined
 from torch import Tensor
 
 from baton.core.sampling import SamplingParams
 from baton.engine.engine import Engine
 from baton.engine.request.request import Request
 from baton.engine.speculation.draft_tally import DraftCounts
+from bench.harness.command_line import benchmark_parser
+from bench.harness.report import number, surroundings, table
+from bench.harness.small_llama import model_folder
+from bench.speculation.loads import NUM_NEW, KnowingDrafter, Load, engine_of, loads
+from bench.speculation.run import NO_COUNTS, Run, combined
 
 PLAIN, AGAIN = "plain", "plain again"
 BATCHES = (1, 4, 16, 32, 64)

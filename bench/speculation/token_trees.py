@@ -32,10 +32,6 @@ from statistics import median
 from unittest import mock
 
 import torch
-from bench.harness.command_line import benchmark_parser
-from bench.harness.report import surroundings, table
-from bench.harness.small_llama import model_folder
-from bench.speculation.loads import HEADS, KnowingDrafter, code_prompts
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -53,6 +49,10 @@ from baton.engine.speculation.draft_budget import FixedBudget
 from baton.engine.speculation.drafter import Draft, Drafter
 from baton.engine.speculation.speculation import Speculation
 from baton.platform.models.model_folder import built_in_folder, find_model
+from bench.harness.command_line import benchmark_parser
+from bench.harness.report import surroundings, table
+from bench.harness.small_llama import model_folder
+from bench.speculation.loads import HEADS, KnowingDrafter, code_prompts
 
 MAX_DEPTH, MAX_RANK, MAX_ROWS = 8, 6, 32
 PROMPT_LEN, NUM_NEW, NUM_PROMPTS = 128, 96, 12

@@ -28,16 +28,16 @@ from random import Random
 from statistics import median
 
 import torch
-from bench.harness.command_line import benchmark_parser
-from bench.speculation.token_trees import wrong_engine
-from bench.engine.step_overhead import TimedRunner, matmul_us
-from bench.harness.report import surroundings, table
-from bench.speculation.loads import MAX_TOKENS, code_prompts
 from tokenizers import Tokenizer
 
 from baton.engine.checkpoint.load import LoadedModel, load_model
 from baton.engine.engine import Engine
 from baton.platform.models.model_folder import find_model
+from bench.engine.step_overhead import TimedRunner, matmul_us
+from bench.harness.command_line import benchmark_parser
+from bench.harness.report import surroundings, table
+from bench.speculation.loads import MAX_TOKENS, code_prompts
+from bench.speculation.token_trees import wrong_engine
 
 AIMS = {1: 2.0, 16: 1.4}
 """Target speedups over plain decoding, by number of requests."""

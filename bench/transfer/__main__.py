@@ -28,15 +28,15 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import uvloop
+
+from baton.kv_transfer.sending.outbox import MAX_PIECE_BYTES
+from baton.platform.machine.heap import keep_freed_memory
 from bench.harness.command_line import benchmark_parser
 from bench.harness.report import surroundings, table
 from bench.transfer.gloo_limit import GlooLimit
 from bench.transfer.receiver import BenchReceiver
 from bench.transfer.sender import LAYOUT
 from bench.transfer.timeline import draw, record
-
-from baton.kv_transfer.sending.outbox import MAX_PIECE_BYTES
-from baton.platform.machine.heap import keep_freed_memory
 
 MIB = 1 << 20
 TRANSPORTS = ("shm", "tcp", "grpc", "gloo")

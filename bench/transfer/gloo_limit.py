@@ -19,9 +19,6 @@ from functools import partial
 from multiprocessing.connection import Connection
 
 import torch
-from bench.harness.command_line import benchmark_parser
-from bench.harness.report import surroundings, table
-from bench.transfer.sender import LAYOUT
 from torch import Tensor
 from torch.distributed import Work
 
@@ -33,6 +30,9 @@ from baton.kv_transfer.transport.collective.joint import (
     join_as_sender,
 )
 from baton.kv_transfer.transport.collective.staging import HostStaging
+from bench.harness.command_line import benchmark_parser
+from bench.harness.report import surroundings, table
+from bench.transfer.sender import LAYOUT
 
 LOOPBACK = "127.0.0.1"
 MIB = 1 << 20

@@ -13,8 +13,6 @@ import asyncio
 import statistics
 import time
 
-from bench.harness.command_line import benchmark_parser
-from bench.harness.report import surroundings, table
 from tests.kv_transfer.replicas import DecodeReplica, PrefillReplica, request_holder
 from tests.kv_transfer.world import World, serving, unaltered
 
@@ -23,6 +21,8 @@ from baton.core.kv_layout import KvLayout
 from baton.kv_transfer.handoff.reservation import Reservation
 from baton.kv_transfer.receiving.fetch import FetchConfig
 from baton.kv_transfer.receiving.receiver import ReceiverConfig
+from bench.harness.command_line import benchmark_parser
+from bench.harness.report import surroundings, table
 
 MIB = 1 << 20
 LAYOUT = KvLayout(

@@ -26,9 +26,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.harness.command_line import benchmark_parser
-from bench.harness.report import number, percentile, surroundings, table
-
 from baton.core.ids import ReplicaId, new_request_id
 from baton.core.messages import Receipt
 from baton.core.replicas import Role
@@ -39,6 +36,8 @@ from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.models.model_folder import find_model
 from baton.platform.offline.local_dispatcher import LocalDispatcher
 from baton.platform.replica.replica import load_engine, start_replica
+from bench.harness.command_line import benchmark_parser
+from bench.harness.report import number, percentile, surroundings, table
 
 CONTROL = "no tier"
 ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)

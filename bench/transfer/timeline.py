@@ -21,8 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench.harness.command_line import benchmark_parser
-from bench.transfer.recorder import COMPUTED, ROWS, WRITTEN, Bar, Recorder
 from matplotlib import pyplot
 from matplotlib.patches import Patch
 
@@ -35,6 +33,8 @@ from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.offline.local_dispatcher import LocalDispatcher
 from baton.platform.replica.replica import Replica, load_engine, start_replica
 from baton.prefill_service.worker import PrefillWorker
+from bench.harness.command_line import benchmark_parser
+from bench.transfer.recorder import COMPUTED, ROWS, WRITTEN, Bar, Recorder
 
 MODEL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
