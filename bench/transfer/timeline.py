@@ -7,7 +7,8 @@ its outbox and its transport forward all calls and record their times.
     python -m bench.transfer.timeline --out transfer.png [--transport NAME] [--tokens N] [--chunk N]
 
 "sent" lasts from when a piece is lent to the transport until it is given back, and "D writes" from
-its arrival until it is written and verified; both include waiting.
+its arrival until it is written and verified; both include waiting. Transports that hash while they
+send (tcp, shm) have no row "P hashes".
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ NUM_TOKENS = 1024
 
 
 async def record(
-    *, transport: str = "grpc", num_tokens: int = NUM_TOKENS, chunk: int | None = None
+    *, transport: str = "tcp", num_tokens: int = NUM_TOKENS, chunk: int | None = None
 ) -> list[Bar]:
     """Record one prompt of `num_tokens`, after another one as a warm-up.
 
@@ -150,12 +151,14 @@ def overlap(bars: Sequence[Bar]) -> Overlap:
 
 
 def draw(bars: Sequence[Bar], path: Path | str) -> None:
-    """Draw a row for each kind of bar and a colour for each layer, over milliseconds."""
+    """Draw a row for each kind of bar that there is, and a colour for each layer, over
+    milliseconds."""
     begins = min(bar.start for bar in bars)
     num_layers = 1 + max(bar.layer for bar in bars)
     colours = pyplot.get_cmap("viridis")
-    figure, axes = pyplot.subplots(figsize=(11, 4.5), layout="constrained")
-    for at, row in enumerate(ROWS):
+    figure, axes = pyplot.subplots(figsize=(11, 3.6), layout="constrained")
+    rows = [row for row in ROWS if any(bar.row == row for bar in bars)]
+    for at, row in enumerate(rows):
         lanes = _lanes([bar for bar in bars if bar.row == row])
         height = 0.8 / max(1, len(lanes))
         for number, lane in enumerate(lanes):
@@ -168,7 +171,7 @@ def draw(bars: Sequence[Bar], path: Path | str) -> None:
             )
     last = max(bar.end for bar in bars if bar.row == COMPUTED)
     axes.axvline((last - begins) * 1e3, color="0.4", linestyle="--", linewidth=1)
-    axes.set_yticks(range(len(ROWS)), ROWS)
+    axes.set_yticks(range(len(rows)), rows)
     axes.invert_yaxis()
     axes.set_xlabel("ms; dashed: P has computed the last layer")
     shown = sorted({0, num_layers // 2, num_layers - 1})
@@ -205,7 +208,7 @@ def _lanes(bars: Sequence[Bar]) -> list[list[Bar]]:
 def main() -> None:
     parser = benchmark_parser(__doc__)
     parser.add_argument("--out", type=Path, required=True, help="where to draw it, a .png or .svg")
-    parser.add_argument("--transport", default="grpc")
+    parser.add_argument("--transport", default="tcp")
     parser.add_argument("--tokens", type=int, default=NUM_TOKENS)
     parser.add_argument("--chunk", type=int, help="tokens of the prompt in one forward pass")
     args = parser.parse_args()

@@ -6,7 +6,6 @@ It has its own process session (`process_session.py`). SIGTERM ends it, and ever
 from __future__ import annotations
 
 import importlib
-import itertools
 import logging
 import os
 import signal
@@ -55,10 +54,8 @@ console = Console(highlight=False)
 RAY_STARTS = 2
 """Attempts to start Ray. Ray gives its agents a fixed 15 s, which may be too short on a loaded
 machine; the second time their files are in memory."""
-WATCH_PERIOD_S = 1.0
-"""Seconds between checks for processes ended by the OOM killer."""
-REPLICAS_PERIOD = 3
-"""Every how many such checks the registry is asked which replicas there are."""
+WATCH_PERIOD_S = 3.0
+"""Seconds between checks for processes ended by the OOM killer, and for replicas come and gone."""
 DELETE_TIMEOUT_S = 65.0
 """Seconds for Serve to delete the application. Serve gives up after 60, but not on a controller
 that does not answer."""
@@ -121,11 +118,10 @@ def run(config: DeploymentConfig, folder: Path, check: StartCheck, *, is_verbose
 
 
 def _watch_on(replicas: Watch, watch: Callable[[], None]) -> None:
-    for second in itertools.count():
+    while True:
         time.sleep(WATCH_PERIOD_S)
         watch()
-        if second % REPLICAS_PERIOD == 0:
-            replicas.look()
+        replicas.look()
 
 
 def _unwatched() -> None:
