@@ -86,7 +86,7 @@ wheel: $(VENV)/.serve
 
 ## The measurements that docs/performance.md begins with: half an hour. The others have commands of their own, named beside them.
 bench: $(VENV)/.dev
-	$(BIN)/python -m bench.run $(ARGS)
+	$(BIN)/python -m bench $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

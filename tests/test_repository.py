@@ -11,6 +11,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from fnmatch import filter as matching
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ ROOT = Path(__file__).parents[1]
 VIEW = ROOT / "src" / "baton"
 PROTO = ROOT / "proto"
 PATH = re.compile(r"(?<![\w./*<>:-])[\w./*<>-]*[\w*>]\.(?:py|cpp|h|md|proto)\b(?!\()")
+MODULE = re.compile(r"-m\s+((?:baton|bench|examples|tests)(?:\.[a-z_]\w*)*)\b")
+"""A module of ours that a command runs; not the NAME that stands for one."""
 FOLDER = re.compile(r"`((?:[\w.<>*-]+/)+)`")
 
 
@@ -124,6 +127,27 @@ def test_every_file_and_folder_that_the_docs_name_exists() -> None:
         f"{page.relative_to(ROOT)}: {named}"
         for page, named in found
         if not is_there(named, page, files)
+    ]
+
+
+def is_runnable(module: str) -> bool:
+    """Whether `python -m` finds the module, or the __main__ of the package."""
+    try:
+        spec = find_spec(module)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = find_spec(f"{module}.__main__")
+    except ModuleNotFoundError:  # of a package above
+        return False
+    return spec is not None
+
+
+def test_every_module_that_docs_and_benchmarks_say_to_run_exists() -> None:
+    files = [*pages(), ROOT / "Makefile", *(ROOT / "bench").rglob("*.py")]
+    found = [(file, module) for file in files for module in MODULE.findall(file.read_text())]
+
+    assert len({module for _, module in found}) > 50
+    assert not [
+        f"{file.relative_to(ROOT)}: {module}" for file, module in found if not is_runnable(module)
     ]
 
 

@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bench.harness.command_line import benchmark_parser
+
 if TYPE_CHECKING:
     from bench.gpu.report import Report
 
@@ -61,6 +63,7 @@ def _keep(report: Report, folder: Path | None) -> None:
 
 def _check(report: Report, device: str) -> None:
     import torch
+
     from bench.gpu.attention_cases import attention_cases
     from bench.gpu.cases import SMALL, cases
     from bench.gpu.expert_cases import expert_cases
@@ -75,6 +78,7 @@ def _check(report: Report, device: str) -> None:
 def _timings(report: Report, device: str) -> list[Callable[[], None]]:
     """The timings, the most important first, since time may run out."""
     import torch
+
     from bench.gpu.attention_cases import attention_cases
     from bench.gpu.cases import REAL, cases
     from bench.gpu.clock import Clock
@@ -121,7 +125,7 @@ def _timings(report: Report, device: str) -> list[Callable[[], None]]:
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.gpu")
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--check-only", action="store_true", help="time nothing")
     parser.add_argument("--interpret", action="store_true", help="without a GPU; implies no timing")
     default = os.environ.get("OUT")

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
-from bench.gpu.cases import Case
 from torch import Tensor
 
 from baton.core.kv_layout import KvLayout
@@ -17,6 +16,7 @@ from baton.kernels.latent_attention import mla_attention
 from baton.kernels.latent_attention.mla_attention_gpu import mla_attention as mla_on_gpu
 from baton.kernels.paging.quantized_arena import Arena, QuantizedArena
 from baton.kernels.paging.sequences import Sequences
+from bench.gpu.cases import Case
 
 BLOCK_SIZE = 16
 FP8 = torch.float8_e4m3fn

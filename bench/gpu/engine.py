@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench.gpu.clock import Ceilings
 from torch import Tensor, nn
 
 from baton.engine.batch.batch import Chunk
@@ -28,6 +27,7 @@ from baton.engine.models.config.info import ModelInfo
 from baton.engine.models.registry import family_of
 from baton.engine.passes.runner import ModelRunner
 from baton.kernels.products.quantized_weight import FP8, QuantizedWeight
+from bench.gpu.clock import Ceilings
 
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 8704

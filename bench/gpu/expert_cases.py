@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from bench.gpu.cases import SMALL, Case, Sizes
 from torch import Tensor
 
 from baton.kernels.elementwise import gates_gpu as gate
@@ -14,6 +13,7 @@ from baton.kernels.experts.moe import reference as by_token
 from baton.kernels.experts.moe_gpu import moe
 from baton.kernels.experts.routing import Routed, Routing, routed_to
 from baton.kernels.experts.routing import reference as choose
+from bench.gpu.cases import SMALL, Case, Sizes
 
 
 def expert_cases(sizes: Sizes, device: str, dtype: torch.dtype = torch.bfloat16) -> list[Case]:

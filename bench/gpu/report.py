@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
+
 from bench.gpu.clock import Ceilings, Clock
-from bench.report import table
+from bench.harness.report import table
 
 if TYPE_CHECKING:
     from bench.gpu.cases import Case

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+
 from bench.gpu.clock import Ceilings
 from bench.gpu.engine import Row, median_seconds
 

@@ -17,7 +17,6 @@ A kind that was not compiled here yet is compiled first, which takes a minute.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -26,8 +25,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.harness.command_line import benchmark_parser
+from bench.harness.report import surroundings, table
 from bench.kernels.cases import Case, cases
-from bench.report import surroundings, table
 
 THIS_TREE = Path(__file__).resolve().parents[2]
 BEST = "best"
@@ -136,11 +136,7 @@ def _row(case: Case, found: Sequence[Found]) -> list[str | float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.kernels",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--kinds", nargs="+", default=[BEST])
     parser.add_argument("--against", type=Path, help="another tree, measured beside this one")
     parser.add_argument("--only", nargs="+", default=[], help="words of a name, all of them")

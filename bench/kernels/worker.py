@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable
 
 import torch
-from bench.kernels.cases import MM, Case, cases, limits, probe
 
 from baton.kernels.cpu.library import library, order_of_sums
 from baton.kernels.cpu.memory_reading import word_sum
+from bench.kernels.cases import MM, Case, cases, limits, probe
 
 LEAST_TIMES = 3
 

@@ -20,8 +20,6 @@ import sys
 from dataclasses import dataclass
 from typing import Self
 
-from bench.paced.runner import PacedRunner
-
 from baton.core.chaos import ChaosRule, Fault
 from baton.core.ids import ReplicaId
 from baton.core.replicas import ReplicaInfo, Role
@@ -34,6 +32,7 @@ from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.replica.replica import start_replica
 from baton.proto.channels import Channels
 from baton.proto.pulse import PingTiming
+from bench.paced.runner import PacedRunner
 
 PACE = StepTimes(constant_s=0.004, token_s=1e-4)
 """4 ms a step, and 10,000 prompt tokens a second."""

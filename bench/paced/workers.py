@@ -1,7 +1,8 @@
-"""Gives replicas in Ray's workers engines that echo and sleep: see RAY_preload_python_modules.
+"""Replaces the engine of replicas in Ray's workers by one that echoes and sleeps.
 
-Each stands for a replica with a device of its own, so that several fit on the cores of one machine.
-All else is as deployed. It patches the replica's module once a worker that becomes one imports it.
+Name this module in RAY_preload_python_modules. It patches the replica's module once a worker that
+becomes a replica imports it; all else is as deployed. Each stands for a replica with a device of
+its own, so that several fit on the cores of one machine.
 """
 
 from __future__ import annotations
@@ -36,10 +37,9 @@ class _Finder(MetaPathFinder):
 
 
 def _paced_engine(folder: Any, config: Any, **options: Any) -> Any:
-    from bench.paced.runner import PacedRunner
-
     from baton.engine.engine import Engine
     from baton.engine.passes.echo import echo_info
+    from bench.paced.runner import PacedRunner
 
     info = echo_info(vocab_size=4096, max_model_len=4096)
     cache = config.cache

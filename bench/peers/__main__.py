@@ -30,6 +30,10 @@ from itertools import chain
 from pathlib import Path
 
 import torch
+
+from baton.platform.instruments.ceilings import matrix_rate, read_bandwidth
+from bench.harness.command_line import benchmark_parser
+from bench.harness.report import number, surroundings
 from bench.peers.measures import (
     MEASURES,
     Measure,
@@ -49,9 +53,6 @@ from bench.peers.models import (
 from bench.peers.report import BATCHED_BENCH, ENGINES, QUANTIZED, Results, as_json, report, say
 from bench.peers.server import MAX_REQUESTS, BatonServer, Server, llama, openvino, vllm
 from bench.peers.setup import Peers, set_up
-from bench.report import number, surroundings
-
-from baton.platform.instruments.ceilings import matrix_rate, read_bandwidth
 
 WEIGHTS = "weights"
 MAX_TURNS = 12
@@ -293,7 +294,7 @@ def main() -> None:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.peers", description=__doc__)
+    parser = benchmark_parser(__doc__)
     add = parser.add_argument
     add("--model", nargs="+", choices=SHAPES, default=list(SHAPES))
     add("--engine", nargs="+", choices=ENGINES, default=list(ENGINES))

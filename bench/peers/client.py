@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
+
 from bench.peers.models import WORD
 
 FIRST_WORD = 64

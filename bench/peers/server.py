@@ -18,7 +18,8 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 import psutil
-from bench.live_deployment import LiveDeployment
+
+from bench.harness.live_deployment import LiveDeployment
 from bench.peers.setup import Peers
 
 START_LIMIT_S = 300.0

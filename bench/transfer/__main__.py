@@ -20,7 +20,6 @@ the least: on a shared machine medians include the load of other processes.
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 from collections import defaultdict
@@ -29,14 +28,15 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import uvloop
-from bench.report import surroundings, table
+
+from baton.kv_transfer.sending.outbox import MAX_PIECE_BYTES
+from baton.platform.machine.heap import keep_freed_memory
+from bench.harness.command_line import benchmark_parser
+from bench.harness.report import surroundings, table
 from bench.transfer.gloo_limit import GlooLimit
 from bench.transfer.receiver import BenchReceiver
 from bench.transfer.sender import LAYOUT
 from bench.transfer.timeline import draw, record
-
-from baton.kv_transfer.sending.outbox import MAX_PIECE_BYTES
-from baton.platform.machine.heap import keep_freed_memory
 
 MIB = 1 << 20
 TRANSPORTS = ("shm", "tcp", "grpc", "gloo")
@@ -176,7 +176,7 @@ def _rate(seconds: Seconds, size: int, name: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.transfer")
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--transports", nargs="+", choices=[*LIMIT_OF], default=TRANSPORTS)
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, help="MiB of a handoff")
     parser.add_argument("--timeline", type=Path, help="also draw one prompt's way, by the first")

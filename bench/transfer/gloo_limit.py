@@ -9,7 +9,6 @@ computes the checksum of a buffer before it is sent, or after it was received.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import secrets
 import statistics
@@ -20,8 +19,6 @@ from functools import partial
 from multiprocessing.connection import Connection
 
 import torch
-from bench.report import surroundings, table
-from bench.transfer.sender import LAYOUT
 from torch import Tensor
 from torch.distributed import Work
 
@@ -33,6 +30,9 @@ from baton.kv_transfer.transport.collective.joint import (
     join_as_sender,
 )
 from baton.kv_transfer.transport.collective.staging import HostStaging
+from bench.harness.command_line import benchmark_parser
+from bench.harness.report import surroundings, table
+from bench.transfer.sender import LAYOUT
 
 LOOPBACK = "127.0.0.1"
 MIB = 1 << 20
@@ -116,7 +116,7 @@ def _send_on_request(pipe: Connection, chunk_bytes: int, depth: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--mib", type=int, default=256)
     parser.add_argument("--chunk-kib", type=int, default=1024)
     parser.add_argument("--depth", type=int, nargs="+", default=[1, 16])

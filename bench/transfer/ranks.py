@@ -9,12 +9,10 @@ without splitting and joining.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
 import time
 
-from bench.report import surroundings, table
 from tests.kv_transfer.replicas import DecodeReplica, PrefillReplica, request_holder
 from tests.kv_transfer.world import World, serving, unaltered
 
@@ -23,6 +21,8 @@ from baton.core.kv_layout import KvLayout
 from baton.kv_transfer.handoff.reservation import Reservation
 from baton.kv_transfer.receiving.fetch import FetchConfig
 from baton.kv_transfer.receiving.receiver import ReceiverConfig
+from bench.harness.command_line import benchmark_parser
+from bench.harness.report import surroundings, table
 
 MIB = 1 << 20
 LAYOUT = KvLayout(
@@ -119,7 +119,7 @@ def report(transport: str, mib: float, num_ranks: int, turns: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--transport", default="tcp")
     parser.add_argument("--mib", type=float, default=64)
     parser.add_argument("--ranks", type=int, default=2)

@@ -13,14 +13,6 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from bench.transfer.sender import (
-    CHECKED_BYTES,
-    LAYOUT,
-    LOOPBACK,
-    TIME_LEFT_S,
-    WISH,
-    move_to_huge_pages,
-)
 
 from baton.core.clock import monotonic
 from baton.core.ids import Epoch, TransferId, new_epoch
@@ -37,6 +29,14 @@ from baton.kv_transfer.receiving.fetch import Fetcher
 from baton.kv_transfer.receiving.receiver import Receiver, ReceiverConfig
 from baton.kv_transfer.transports import TransportParts, Transports
 from baton.proto.channels import Channels
+from bench.transfer.sender import (
+    CHECKED_BYTES,
+    LAYOUT,
+    LOOPBACK,
+    TIME_LEFT_S,
+    WISH,
+    move_to_huge_pages,
+)
 
 
 class BenchReceiver:

@@ -13,7 +13,6 @@ send (tcp, shm) have no row "P hashes".
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import tempfile
@@ -23,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench.transfer.recorder import COMPUTED, ROWS, WRITTEN, Bar, Recorder
 from matplotlib import pyplot
 from matplotlib.patches import Patch
 
@@ -36,6 +34,8 @@ from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.offline.local_dispatcher import LocalDispatcher
 from baton.platform.replica.replica import Replica, load_engine, start_replica
 from baton.prefill_service.worker import PrefillWorker
+from bench.harness.command_line import benchmark_parser
+from bench.transfer.recorder import COMPUTED, ROWS, WRITTEN, Bar, Recorder
 
 MODEL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -206,7 +206,7 @@ def _lanes(bars: Sequence[Bar]) -> list[list[Bar]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--out", type=Path, required=True, help="where to draw it, a .png or .svg")
     parser.add_argument("--transport", default="tcp")
     parser.add_argument("--tokens", type=int, default=NUM_TOKENS)

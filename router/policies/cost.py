@@ -58,7 +58,7 @@ from baton.router.table.ongoing import Ongoing
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostWeights:
     """Fitted by `baton simulate` on Mooncake's conversations and the first six loads of
-    `bench/router_loads.py`; none of them is sharp."""
+    `bench/router/traces.py`; none of them is sharp."""
 
     scarcity: float = 3.0
     """Tried: 0 to 6."""

@@ -1,5 +1,5 @@
 import pytest
-from bench.growth import fit
+from bench.engine.growth import fit
 
 
 def test_points_on_a_line_give_the_line() -> None:

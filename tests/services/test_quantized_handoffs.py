@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from bench.layout_writer import LAYOUTS, write_layout, write_mxfp4_experts
+from bench.quantization.checkpoint_writer import LAYOUTS, write_layout, write_mxfp4_experts
 from tests.in_process_fleet import Fleet, running_fleet
 from tests.services.model_engines import engines
 from tests.tiny_checkpoints import VOCAB_SIZE, make_gpt_oss, make_llama

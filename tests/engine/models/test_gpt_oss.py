@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench.layout_writer import write_mxfp4_experts
+from bench.quantization.checkpoint_writer import write_mxfp4_experts
 from safetensors.torch import load_file, save_file
 from tests.engine.model_runs import assert_near, logits_in_chunks, make_prompt, make_runner
 from tests.engine.prepared_weights import weights_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench.layout_writer import LAYOUTS, write_layout
+from bench.quantization.checkpoint_writer import LAYOUTS, write_layout
 from tests.engine.checkpoint.quantized.test_quantized_checkpoints import plain_copy
 from tests.engine.model_runs import (
     BLOCK_SIZE,

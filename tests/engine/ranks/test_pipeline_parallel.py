@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench.layout_writer import LAYOUTS, write_layout
+from bench.quantization.checkpoint_writer import LAYOUTS, write_layout
 from tests.engine.rank_processes import RankProcesses, engine_on_ranks
 from tests.engine.ranks.greedy_answers import CONFIG, MAX_TOKENS, PROMPTS, answers
 from tests.far_apart import with_wide

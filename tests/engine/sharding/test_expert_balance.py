@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from bench.expert_balance import SHAPES, Shape, loads_of
+from bench.ranks.expert_balance import SHAPES, Shape, loads_of
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench.layout_writer import LAYOUTS, write_layout
+from bench.quantization.checkpoint_writer import LAYOUTS, write_layout
 from tests.engine.prepared_weights import as_tensor, weights_of
 from tests.tiny_checkpoints import make_deepseek_v3, make_mixtral, make_qwen3_moe
 

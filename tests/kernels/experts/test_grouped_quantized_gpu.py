@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from bench.layout_writer import mxfp4
+from bench.quantization.checkpoint_writer import mxfp4
 from tests.kernels.gpu.pretended_gpu import tensors_on_a_gpu
 from torch import Tensor
 

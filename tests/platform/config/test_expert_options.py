@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bench.layout_writer import LAYOUTS, write_layout
+from bench.quantization.checkpoint_writer import LAYOUTS, write_layout
 from tests.tiny_checkpoints import make_llama, make_mixtral, make_qwen3_moe
 
 from baton.core.errors import InvalidConfig

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench.layout_writer import LAYOUTS, write_layout
+from bench.quantization.checkpoint_writer import LAYOUTS, write_layout
 from safetensors.torch import load_file, save_file
 from tests.engine.model_runs import assert_near, logits_in_chunks, make_prompt, make_runner
 from tests.engine.prepared_weights import AnyWeight, as_tensor, weights_of

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench.layout_writer import (
+from bench.quantization.checkpoint_writer import (
     AWQ_ORDER,
     E2M1,
     LAYOUTS,

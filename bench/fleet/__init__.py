@@ -1,0 +1,1 @@
+"""Many replicas and gateways: the cost of following them, the registry, and failures."""

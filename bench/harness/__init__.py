@@ -1,0 +1,1 @@
+"""What benchmarks share: deployments, clients, a small model, and the report."""

@@ -1,0 +1,1 @@
+"""Forecasts and the planner: simulated and calculated figures beside measured ones."""

@@ -1,0 +1,1 @@
+"""Checkpoints in quantised formats: a writer of them, and what they cost in quality."""

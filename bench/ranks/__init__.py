@@ -1,0 +1,1 @@
+"""One model on several ranks: context and pipeline parallelism, and the balance of experts."""

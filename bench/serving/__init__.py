@@ -1,0 +1,1 @@
+"""Live deployments: gateway, start, idle cost, handoffs, and latency under load."""

@@ -1,0 +1,1 @@
+"""Speculative decoding: the speedup of each method, and upper bounds of it."""
