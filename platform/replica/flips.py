@@ -99,8 +99,7 @@ class Flips:
             if role is replica.info.role:
                 self._stay(f"it was told to stay {role}")
             elif not self._is_under_way:
-                if self._task is not None:
-                    await asyncio.wait({self._task})  # an earlier flip that was just given up
+                await self._end_given_up()
                 await self._leave_role(replica, role)
             return replica.worker.num_open
 
@@ -114,6 +113,7 @@ class Flips:
         self._is_closed = True
         async with self._asking:
             self._give_up("the replica leaves")
+        await self._end_given_up()
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
 
@@ -131,6 +131,13 @@ class Flips:
             flip.failure = why
             flip.replica.is_flipping = flip.replica.worker.core.is_shut = False
             log.info("no flip to %s: %s", flip.role, why)
+
+    async def _end_given_up(self) -> None:
+        """End what a flip that was given up still does: it may wait for a busy engine, or for the
+        registry, and nobody needs the answer."""
+        if self._task is not None and self._flip is not None and not self._flip.is_turning:
+            self._task.cancel()
+            await asyncio.wait({self._task})
 
     def _stay(self, why: str) -> None:
         """Keep the role that it had before it was asked."""
