@@ -151,8 +151,10 @@ class Answers:
         why = f"{best.info.replica_id} has least cost of {len(costs)}" if is_least else bound_late
         why += (
             f": {best.candidate.busy_s(asked.now):.3f} s until it is free, "
-            f"{count_of(best.num_soon_tokens, 'token')} cached"
+            f"{count_of(best.num_cached_tokens, 'token')} cached"
         )
+        if num_expected := best.num_soon_tokens - best.num_cached_tokens:
+            why += f", {num_expected} more expected"
         is_alone = bound_late or len(ranked) == 1 or next_cost > cost
         num_equals = 1 if is_alone else np.count_nonzero(costs == cost)
         if num_equals > 1:
