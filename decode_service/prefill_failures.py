@@ -1,7 +1,7 @@
 """Logs failures of prefill replicas. One that stands still fails every request that is sent to it:
 
     first failure of a kind     a warning
-    further ones of that kind   counted; at most one warning a minute, which says how many there were
+    further ones of that kind   counted; at most one warning a minute, with their number
     a prompt computed there     a line that it works again, once after each warning
 
 A request's own failures are all in its receipt.

@@ -305,9 +305,7 @@ async def test_lasting_failures_are_typed_and_not_retried(
         assert caught.value.field == "sampling.top_p"
 
 
-async def test_the_deadline_covers_all_attempts(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_deadline_covers_all_attempts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each attempt takes 1,000 s by the client's clock. gRPC has its own, which may be seconds off
     on a busy machine."""
     clock = ManualClock()

@@ -127,7 +127,7 @@ async def test_a_flip_that_was_given_up_does_not_wait_for_the_registry_before_th
 ) -> None:
     async with turning_fleet(prefill=0, decode=2) as turning:
         with monkeypatch.context() as silent:
-            silent.setattr(turning.serving["decode-1"], "tell_state", asyncio.Event().wait)
+            silent.setattr(turning.serving["decode-1"], "report_state", asyncio.Event().wait)
             await turning.flip("decode-1", "prefill")
             await turning.fleet.dispatcher.undrain("decode-1")
         await turning.flip("decode-1", "prefill")

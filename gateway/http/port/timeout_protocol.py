@@ -7,8 +7,8 @@ uvicorn only limits idle connections, and any byte cancels that limit. A client 
 before its whole body has arrived has `body_timeout_s` to send the rest, which is discarded. If the
 connection is to end with that answer (a 408 or 413, say), it ends `LINGER_S` later, or when the
 client closes it: a socket that is closed while data still arrives sends a reset, at which many
-clients drop the answer unread. An unread answer keeps its buffers and its request in memory, so each connection is checked at
-intervals, and aborted if output waits and too little of it was read.
+clients drop the answer unread. An unread answer keeps its buffers and its request in memory, so
+each connection is checked at intervals, and aborted if output waits and too little of it was read.
 
 HTTP/1.0 has no chunked encoding, although uvicorn would send it: there, an answer of unknown length
 is sent unencoded and ends with the connection.
@@ -186,7 +186,7 @@ class TimeoutProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def send_400_response(self, msg: str) -> None:
-        """Called by the parser, which does not tell the fault."""
+        """Called by the parser, which does not name the fault."""
         self.note(self._why or Refusal.MALFORMED)
         if self._is_being_answered:
             self.transport.close()

@@ -40,8 +40,8 @@ async def test_rest_that_is_said_again_is_heard_and_is_no_news_of_anything_else(
             clock.advance(1.0)
             replica.capacity = replace(replica.capacity, **facts)
             replica.say_capacity()
-            await until(lambda: link.capacity_report.heard_at_s == clock())
-            assert fleet.view(PROMPT).decode.known([0])[0].heard_at_s == clock()
+            await until(lambda: link.capacity_report.received_at_s == clock())
+            assert fleet.view(PROMPT).decode.known([0])[0].received_at_s == clock()
             return candidate.version
 
         news = await say(step_times=measured)
