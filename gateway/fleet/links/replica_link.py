@@ -205,11 +205,11 @@ class ReplicaLink(ABC, Generic[F]):
         try:
             call: grpc.aio.StreamStreamCall[pb.GatewayFrame, F]
             call = one_call(self.service, "Session", self.channel)(wait_for_ready=False)
-            await pump_frames(call, self._hello, self._outgoing, self._receive)
+            await pump_frames(call, self._hello, self._outgoing, self._receive_frame)
         finally:
             turn.end()
 
-    def _receive(self, frame: F) -> None:
+    def _receive_frame(self, frame: F) -> None:
         self._pulse.received()
         self._receive(frame)
 

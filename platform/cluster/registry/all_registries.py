@@ -131,7 +131,7 @@ class AllRegistries:
         for pulse in self._pulses:
             pulse.asked = None  # a replica that stays, or has changed, reports at once
             if pulse.reporting is not None:
-                pulse.reporting.cancel()  # otherwise a slow registry would get it after the farewell
+                pulse.reporting.cancel()  # or a slow registry would get it after the farewell
         await self._of_all(lambda line: line.leave(epoch), FAREWELL_S)
 
     async def report_starting(self, starting: StartingReplica) -> float:

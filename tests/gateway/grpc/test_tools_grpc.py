@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -84,7 +85,7 @@ async def test_a_conversation_about_calls_is_rendered() -> None:
 
 async def test_a_message_needs_a_content_on_both_faces_and_it_may_be_empty() -> None:
     said_before = {"role": "assistant", "reasoning": "hm"}  # which needs none
-    given = [{"role": "user", "content": ""}, said_before, {"role": "user"}]
+    given: list[dict[str, Any]] = [{"role": "user", "content": ""}, said_before, {"role": "user"}]
     path = "messages[2].content"
     async with serving(model=chat_model(HERMES)) as gateway:
         by_http = await gateway.http.post("/v1/chat/completions", json={"messages": given})
