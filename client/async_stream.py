@@ -133,7 +133,7 @@ class AsyncStream(Generic[D, T]):
         return responses
 
     async def _end_on_server(self) -> None:
-        """Tell the server that the stream will not be resumed, since a closed connection looks like
+        """Notify the server that the stream will not be resumed: a closed connection looks like
         a broken one."""
         with suppress(grpc.aio.UsageError):  # the client has been closed
             end: Any = self._stub.EndStream(
@@ -146,7 +146,7 @@ class AsyncStream(Generic[D, T]):
 
 @contextmanager
 def noting_closed() -> Iterator[None]:
-    """Raise RequestCancelled where gRPC has a call that was cancelled cancel whoever awaits it."""
+    """Raise RequestCancelled where gRPC would cancel the task that awaits a cancelled call."""
     try:
         yield
     except grpc.aio.UsageError as error:

@@ -40,7 +40,7 @@ class ClientOptions(TypedDict, total=False):
     retry: RetryPolicy
     """`RetryPolicy()`"""
     resumable: bool
-    """True; whether calls are resumable by default. The README tells the cost."""
+    """True; whether calls are resumable by default. The README states the cost."""
     tls: bool
     """False, unless one of the options below is given."""
     ca_cert: Pem | None

@@ -126,8 +126,8 @@ class Stream(Generic[D, T]):
         return responses
 
     def _end_on_server(self) -> None:
-        """Tell the server that the stream will not be resumed, since a closed connection looks like
-        a broken one."""
+        """Notify the server that the stream will not be resumed: a closed connection looks like a
+        broken one."""
         with suppress(grpc.RpcError, ValueError):  # ValueError: the client has been closed
             self._stub.EndStream(
                 pb.EndStreamRequest(stream_id=self._progress.stream_id),

@@ -125,7 +125,7 @@ class Chaos:
     def set(self, rules: Sequence[ChaosRule], seed: int) -> None:
         """Forget the rules so far; none at all ends the chaos.
 
-        Told the same again, it goes on where it is.
+        Given the same rules again, it continues where it is.
         """
         told = (tuple(rules), seed)
         if told == self._told:

@@ -20,7 +20,7 @@ monotonic: Clock = time.monotonic
 
 
 class ManualClock:
-    """A clock that moves when told to, so that tests of time need no waiting."""
+    """A clock that tests advance, so that tests of time need no waiting."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now

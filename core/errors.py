@@ -42,7 +42,7 @@ The numbers are HTTP; each edge translates in exactly one place
 from __future__ import annotations
 
 ITEM = "\n- "
-"""Before each of several mistakes that one error tells of: a terminal gives each a line."""
+"""Before each of several mistakes that one error reports: a terminal gives each a line."""
 
 
 class BatonError(Exception):

@@ -136,7 +136,8 @@ class BlockTargets(Protocol):
 
 
 class NameFollower(Protocol):
-    """Hears, on the owner's thread, what can be found in a pool. It must not change the pool."""
+    """Is notified, on the owner's thread, of what can be found in a pool. It must not change the
+    pool."""
 
     def named(self, name: bytes) -> None:
         """A block of this name is full and computed, perhaps one more of several."""
@@ -227,7 +228,7 @@ class KvPool(Protocol):
 
     def are_finite(self, holder: Holder, start: int, stop: int) -> bool:
         """Whether all that is in the holder's blocks from index `start` to before `stop` is finite;
-        False where it is kept in few bits, which do not tell."""
+        False where it is kept in few bits, which do not show it."""
 
     @property
     def head_runs(self) -> Sequence[range]:

@@ -272,7 +272,7 @@ class TokenUpdate:
         return self.finish_reason is not None or self.error is not None
 
     def and_then(self, later: TokenUpdate) -> TokenUpdate:
-        """Both as one, of the same attempt, for a receiver who has heard of neither.
+        """Both as one, of the same attempt, for a receiver that has got neither.
 
         Not for an error: the tokens before it are to be given out first.
         """

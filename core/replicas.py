@@ -142,11 +142,11 @@ class StartingReplica:
 
 
 HEARTBEAT_S = 1.0
-"""How often a replica looks whether it has news for the registry, and tells it at least that it is
-there where replicas are few: see `ReportIntervals`. How often it tells gateways so while it has
-anything to do."""
+"""How often a replica checks whether it has news for the registry, and, where replicas are few,
+reports at least that it is alive: see `ReportIntervals`. How often it reports to gateways while it
+has anything to do."""
 IDLE_HEARTBEAT_S = 5.0
-"""How often a replica that has nothing to do tells gateways so."""
+"""How often an idle replica reports to gateways."""
 
 BEATS_PER_S = 20.0
 """The most heartbeats a second of all replicas together: each costs the registry 0.3 to 1 ms of
@@ -157,7 +157,7 @@ WHOLES_PER_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportIntervals:
-    """Registry -> replica: how often it is to be heard while it has nothing new to say."""
+    """Registry -> replica: how often it is to report while it has nothing new to say."""
 
     beat_s: float = HEARTBEAT_S
     whole_s: float = 10 * HEARTBEAT_S
@@ -192,10 +192,9 @@ class Membership:
     replicas: tuple[ReplicaInfo, ...]
     starting: tuple[StartingReplica, ...] = ()
     left: tuple[Epoch, ...] = ()
-    """Replicas that said farewell lately: of all others that are missing, nothing was heard for a
-    while."""
+    """Replicas that deregistered lately. Others that are missing have not reported for a while."""
     intervals: ReportIntervals = ReportIntervals()
-    """How often each replica is heard."""
+    """How often each replica reports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

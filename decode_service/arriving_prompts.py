@@ -21,7 +21,7 @@ class ArrivingPrompts:
     def announced(self, message: GenerateRequest) -> Iterator[None]:
         """While this lasts, the KV of the message's prompt is on its way."""
         key = _key(message)
-        if key in self._has_ended:  # whoever waits, waits for the first
+        if key in self._has_ended:  # all that wait, wait for the first
             yield
             return
         has_ended = self._has_ended[key] = asyncio.Event()

@@ -164,7 +164,7 @@ class Generating:
         )
 
     def end_span(self, now: float, replica_id: str) -> None:
-        """Tell who collects spans how it went, `now` being on the engine's clock."""
+        """Report its span, `now` being on the engine's clock."""
         if not self.span.is_recording:
             return
         request = self.request

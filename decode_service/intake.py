@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from baton.core.errors import BatonError, InvalidRequest, NoRoom
 from baton.core.replicas import ReplicaAddress
 from baton.decode_service.generating import Generating
+from baton.decode_service.prefill_failures import PrefillFailures
 from baton.decode_service.pulling import Pulling
 from baton.decode_service.remote_prefill import OnFirstToken, RemotePrefill
 from baton.engine.engine import Engine
@@ -37,6 +38,7 @@ class Intake:
     thread: EngineThread
     remote_prefill: RemotePrefill
     pulling: Pulling
+    prefill_failures: PrefillFailures
     on_first_token: OnFirstToken
 
     async def enter(self, generating: Generating) -> None:
@@ -78,12 +80,16 @@ class Intake:
             await self.remote_prefill.run(generating, peer, self.on_first_token)
         except BatonError as error:
             generating.notes.append(str(error))
-            level = logging.INFO if isinstance(error, NoRoom) else logging.WARNING
-            log.log(level, "%s: %s", generating.engine_id, error, extra=generating.about)
+            engine_id, about = generating.engine_id, generating.about
+            if isinstance(error, NoRoom):  # here
+                log.info("%s: %s", engine_id, error, extra=about)
+            else:
+                self.prefill_failures.failed(peer.replica_id, error, engine_id, about)
             if isinstance(error, InvalidRequest) and generating.matcher is not None:
                 # P may lack what we have: only our own refusal ends the request.
                 await generating.matcher.is_compiled()
             return False
+        self.prefill_failures.worked(peer.replica_id)
         return True
 
 

@@ -22,6 +22,7 @@ from baton.decode_service.generating import Generating
 from baton.decode_service.intake import Intake
 from baton.decode_service.open_requests import OpenRequests
 from baton.decode_service.parked_streams import ParkedStreams, as_parked
+from baton.decode_service.prefill_failures import PrefillFailures
 from baton.decode_service.pulling import Pulling
 from baton.decode_service.remote_prefill import RemotePrefill
 from baton.decode_service.session import GatewaySession
@@ -61,6 +62,7 @@ class Lifecycle:
             thread=core.thread,
             remote_prefill=remote_prefill,
             pulling=pulling,
+            prefill_failures=PrefillFailures(self._clock),
             on_first_token=self._record_first_token,
         )
 

@@ -34,7 +34,7 @@ _ERROR_BY_CODE: dict[grpc.StatusCode, type[BatonError]] = {
 
 class PrefillClient(Protocol):
     def prefill(self, peer: ReplicaAddress, request: PrefillRequest) -> PrefillEvents:
-        """Yield the grant, then the first token; progress in between, if P tells it. Closing the
+        """Yield the grant, then the first token; progress in between, if P reports it. Closing the
         iterator cancels on P.
 
         Raises Overloaded if refused, LayoutMismatch, StaleEpoch, InvalidRequest, Unavailable if P

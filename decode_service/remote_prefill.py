@@ -69,7 +69,7 @@ class RemotePrefill:
     timeout_s: float
     clock: Clock
     calls: EndingCalls = field(default_factory=EndingCalls)
-    """Prefill calls whose KV is here: P ends them on hearing that it is sealed."""
+    """Prefill calls whose KV is here: P ends them when it is notified that it is sealed."""
 
     async def run(
         self, generating: Generating, peer: ReplicaAddress, on_first_token: OnFirstToken
@@ -149,7 +149,7 @@ class RemotePrefill:
         on."""
         try:
             filling = self.receiver.filling(transfer_id)
-        except TransferError:  # it has failed already, as whoever awaits it hears
+        except TransferError:  # it has failed already, which its task reports
             return MissingKv
         filling.note_computed()
         return lambda: MissingKv(filling.num_missing_bytes, self._here_s(filling, done))

@@ -22,7 +22,7 @@ from baton.replica_core.capacity_reporter import CapacityReporter
 class Frame:
     updates: tuple[TokenUpdate, ...]
     capacity: Capacity | None
-    """None if it is what the gateway heard last."""
+    """None if the gateway has it already."""
 
 
 def _no_step_times() -> None:

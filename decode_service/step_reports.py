@@ -24,33 +24,33 @@ KEEP_S = 0.004
 class StepReports:
     """`put` and `flush` are for the engine's thread, `take` for the event loop."""
 
-    def __init__(self, tell: Callable[[], None], clock: Clock = monotonic) -> None:
-        """`tell` is called on the engine's thread when there is something to take."""
-        self._tell = tell
+    def __init__(self, notify: Callable[[], None], clock: Clock = monotonic) -> None:
+        """`notify` is called on the engine's thread when there is something to take."""
+        self._notify = notify
         self._clock = clock
         self._reports: deque[StepReport] = deque()
-        self._has_told = False
+        self._has_notified = False
         """Until the loop has come for them, which is soon."""
-        self._told_at = self._put_at = clock()
+        self._notified_at = self._put_at = clock()
 
     def put(self, report: StepReport) -> None:
         before, self._put_at = self._put_at, self._clock()
         if report.outputs:
             self._reports.append(report)
         next_at = self._put_at + (self._put_at - before)
-        if next_at - self._told_at > KEEP_S or not _is_repeated(report):
+        if next_at - self._notified_at > KEEP_S or not _is_repeated(report):
             self.flush()
 
     def flush(self) -> None:
         """Keep nothing back."""
-        if self._reports and not self._has_told:
-            self._has_told = True
-            self._told_at = self._clock()
-            self._tell()
+        if self._reports and not self._has_notified:
+            self._has_notified = True
+            self._notified_at = self._clock()
+            self._notify()
 
     def take(self) -> list[StepReport]:
         """All that have come, in order."""
-        self._has_told = False  # first: a step that comes from now on tells again
+        self._has_notified = False  # first: a step that comes from now on notifies again
         return [self._reports.popleft() for _ in range(len(self._reports))]
 
 

@@ -77,7 +77,7 @@ class DecodeWorker:
         """Why nothing can be placed here any more."""
 
     def begin_drain(self) -> None:
-        """Tell the gateways to place nothing more, and to move elsewhere what runs. Repeatable."""
+        """Ask the gateways to place nothing more, and to move elsewhere what runs. Repeatable."""
         self.core.is_draining = True
         self._publish_capacity()
 

@@ -46,7 +46,7 @@ class KvPublisher:
         self._sender = sender
         self._prompts = prompts
         self._on_report = on_report
-        self._progress_told_at = float("-inf")
+        self._progress_reported_at = float("-inf")
         self._withheld: list[TransferId] = []
         """Transfers whose last layers were computed in this step."""
 
@@ -89,7 +89,7 @@ class KvPublisher:
         self._sender.publish(transfer_id, request.num_computed)  # found in the cache
 
     def on_layer(self, layer: int, chunks: Sequence[ScheduledChunk]) -> None:
-        self._tell_progress()
+        self._report_progress()
         layers = self.layer_groups.computed(layer, sum([chunk.num_tokens for chunk in chunks]))
         if not layers:
             return
@@ -105,7 +105,7 @@ class KvPublisher:
 
     def on_step(self, report: StepReport) -> None:
         self._thread.tell(lambda: self._on_report(report))
-        self._tell_progress()
+        self._report_progress()
         for output in report.outputs:  # the end of a transfer must not overtake the first token
             transfer_id = TransferId(output.request.request_id)
             if output.error is None:
@@ -131,8 +131,8 @@ class KvPublisher:
         self._sender.abort(transfer_id, str(why))
         self._engine.abort(transfer_id)
 
-    def _tell_progress(self) -> None:
+    def _report_progress(self) -> None:
         now = self._engine.clock()
-        if now >= self._progress_told_at + PROGRESS_S:
-            self._progress_told_at = now
-            self._thread.tell(self._prompts.tell_progress)
+        if now >= self._progress_reported_at + PROGRESS_S:
+            self._progress_reported_at = now
+            self._thread.tell(self._prompts.report_progress)

@@ -75,7 +75,7 @@ class Lending:
         self._budget = lending_budget(times, self._max_chunk, limit)
 
     def publish(self, capacity: Capacity, now: float) -> None:
-        """Tell every gateway, and what it may have."""
+        """Notify every gateway, with its credit."""
         room = self._room()
         self._credits.budget = self._budget if room is None else max(1, min(self._budget, room))
         pending: Counter[Epoch | None] = Counter()

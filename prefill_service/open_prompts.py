@@ -87,7 +87,7 @@ class OpenPrompts:
         if prompt is not None:
             prompt.events.put_nowait(event)
 
-    def tell_progress(self) -> None:
+    def report_progress(self) -> None:
         """To those that want it and whose first token is yet to come."""
         for prompt in self._by_transfer.values():
             if prompt.message.wants_progress and not prompt.is_computed:

@@ -211,7 +211,7 @@ class PrefillWorker:
         self._lending.learn(self.core.step_times())
         self._publish_capacity()
         if not self._engine.has_work:  # what is open waits for something else: KV, a grammar
-            self.prompts.tell_progress()
+            self.prompts.report_progress()
 
     def _room(self) -> int | None:
         """Tokens whose KV could be held until decode replicas have fetched it; None: any."""

@@ -268,6 +268,7 @@ class ChatMessage(message.Message):
     role: builtins.str
     """system, developer, user, assistant, tool"""
     content: builtins.str
+    """may be empty; only an assistant's message may be without one"""
     name: builtins.str
     tool_call_id: builtins.str
     """of a tool"""
@@ -285,18 +286,20 @@ class ChatMessage(message.Message):
         self,
         *,
         role: builtins.str = ...,
-        content: builtins.str = ...,
+        content: builtins.str | None = ...,
         name: builtins.str = ...,
         tool_calls: abc.Iterable[ToolCall] | None = ...,
         tool_call_id: builtins.str = ...,
         reasoning: builtins.str = ...,
         cache_control: CacheControl | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["cache_control", b"cache_control"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_content", b"_content", "cache_control", b"cache_control", "content", b"content"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["cache_control", b"cache_control", "content", b"content", "name", b"name", "reasoning", b"reasoning", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_content", b"_content", "cache_control", b"cache_control", "content", b"content", "name", b"name", "reasoning", b"reasoning", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__content: _TypeAlias = typing.Literal["content"]  # noqa: Y015
+    _WhichOneofArgType__content: _TypeAlias = typing.Literal["_content", b"_content"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__content) -> _WhichOneofReturnType__content | None: ...
 
 @typing.final
 class Tool(message.Message):

@@ -1,7 +1,7 @@
 """Credit-based flow control: requests or tokens that each gateway may send without asking.
 
     gateway                 replica
-      | <- may have 12 (7) ---- |   credit 7 is a level, not an amount: twice heard is once heard
+      | <- may have 12 (7) ---- |   credit 7 is a level, not an amount: sent twice, it counts once
       | -- 30 wait, by 7 -----> |   demand, and the credit in force
       | <- may have 40 (8) ---- |
 
@@ -47,9 +47,9 @@ class _Borrower:
     demand: int = 0
     wanted: int = 0
     wanted_until: float = 0.0
-    told: list[Credit] = field(default_factory=list)
+    granted: list[Credit] = field(default_factory=list)
     """The confirmed credit, and those sent since; the last is the current one."""
-    told_at: list[float] = field(default_factory=list)
+    granted_at: list[float] = field(default_factory=list)
     """The time at which each of them was reported."""
 
     def want(self, used: int, now: float) -> int:
@@ -60,13 +60,13 @@ class _Borrower:
 
     def forget(self) -> None:
         """Drop the first credit, since a later one is confirmed."""
-        del self.told[0], self.told_at[0]
+        del self.granted[0], self.granted_at[0]
 
     def promised(self, used: int, now: float) -> int:
         """The most that it may have now, or has."""
-        while len(self.told) > 1 and now - self.told_at[1] >= RECALL_S:
+        while len(self.granted) > 1 and now - self.granted_at[1] >= RECALL_S:
             self.forget()
-        return max(used, *(credit.num for credit in self.told)) if self.told else used
+        return max(used, *(credit.num for credit in self.granted)) if self.granted else used
 
 
 class Credits(Generic[B]):
@@ -100,7 +100,7 @@ class Credits(Generic[B]):
             return
         known.demand = demand
         self._num_words += 1
-        while len(known.told) > 1 and known.told[1].id <= credit_id:
+        while len(known.granted) > 1 and known.granted[1].id <= credit_id:
             known.forget()
 
     def lend(self, used: Mapping[B, int], now: float) -> Mapping[B, Credit]:
@@ -118,26 +118,26 @@ class Credits(Generic[B]):
         step = 1 if is_short else max(1, self.budget // STEP_SHARE)
         due: list[tuple[_Borrower, int, int]] = []
         for (b, known), share, want in zip(self._borrowers.items(), shares, wants, strict=True):
-            current = known.told[-1].num if known.told else 0
+            current = known.granted[-1].num if known.granted else 0
             if not current or current < min(share, want) or abs(share - current) >= step:
                 due.append((known, used.get(b, 0), share))
             if share < current and current - share >= step:
-                self._tell(known, share, now)
+                self._grant(known, share, now)
         free = self.budget - sum(
             known.promised(used.get(b, 0), now) for b, known in self._borrowers.items()
         )
         for known, num_used, share in due:
             promised = known.promised(num_used, now)
             num = max(min(share, promised + max(free, 0)), floor_of(self.budget))
-            if not known.told or num > known.told[-1].num:
+            if not known.granted or num > known.granted[-1].num:
                 free -= max(0, num - promised)
-                self._tell(known, num, now)
-        return {b: known.told[-1] for b, known in self._borrowers.items()}
+                self._grant(known, num, now)
+        return {b: known.granted[-1] for b, known in self._borrowers.items()}
 
-    def _tell(self, known: _Borrower, num: int, now: float) -> None:
+    def _grant(self, known: _Borrower, num: int, now: float) -> None:
         self._last_id += 1
-        known.told.append(Credit(self._last_id, num))
-        known.told_at.append(now)
+        known.granted.append(Credit(self._last_id, num))
+        known.granted_at.append(now)
 
 
 def floor_of(budget: int) -> int:

@@ -55,7 +55,7 @@ class RoleHooks:
     in_step: StepHooks = ALONE
     """`reclaim`, `held_tenants` and `between_layers` are not the role's to say."""
     on_transfer_ended: Callable[[TransferId], None] = lambda _: None
-    """Hears of transfers of KV that leaves: see `EngineCalls`."""
+    """Called when a transfer of KV that leaves has ended: see `EngineCalls`."""
     is_full: Callable[[], bool] = lambda: False
     """See `PrefixFetcher`."""
 

@@ -12,7 +12,7 @@ from baton.core.wording import count_of
 from baton.router.cache.pulling import Holding
 from baton.router.eligible import opened, ready
 from baton.router.explain.decisions import Considered, DecodeConsidered
-from baton.router.explain.ranking import MAX_TOLD, Ranking
+from baton.router.explain.ranking import MAX_REPORTED, Ranking
 from baton.router.fetching import held_by
 from baton.router.placement import Placement, PlacementRequest
 from baton.router.policies.routing_policy import Costs, PrefixHits, RoutingPolicy, least
@@ -46,7 +46,9 @@ class Options(NamedTuple):
     ) -> Options:
         candidates = replicas.candidates
         costs = policy.costs(prompt, candidates, held, now)
-        return cls(replicas, candidates, held, costs, least(prompt, candidates, costs, MAX_TOLD))
+        return cls(
+            replicas, candidates, held, costs, least(prompt, candidates, costs, MAX_REPORTED)
+        )
 
     @property
     def cheapest(self) -> int:
@@ -58,10 +60,10 @@ class Options(NamedTuple):
         if order[0] == first:
             return order
         others = [place for place in order if place != first]
-        return [first, *others[: MAX_TOLD - 1]]
+        return [first, *others[: MAX_REPORTED - 1]]
 
 
-class _Told(NamedTuple):
+class _Estimates(NamedTuple):
     """Estimates for some candidates, one number each; the first candidate's may be corrected."""
 
     costs: Numbers
@@ -114,7 +116,7 @@ class Answers:
             considered = (self.alone(asked, decode, source),)
             if len(others):
                 options = asked.options(others, self._policy)
-                ranked = options.order[: MAX_TOLD - 1]
+                ranked = options.order[: MAX_REPORTED - 1]
                 considered += tuple(self._considered(asked, options, ranked))
             num_candidates = 1 + len(others)
         self._policy.placed(asked.prompt, decode.candidate)
@@ -123,7 +125,7 @@ class Answers:
             prompt=asked.prompt,
             num_prefill_tokens=max(request.num_tokens - num_has(decode, source), 1),
             source=None if source is None else source.info.endpoint,
-            reason=_told(why, source, is_beside=asked.is_beside),
+            reason=_reason(why, source, is_beside=asked.is_beside),
             considered=considered,
             num_candidates=num_candidates,
             decode_considered=asked.decode_considered,
@@ -151,8 +153,10 @@ class Answers:
         why = f"{best.info.replica_id} has least cost of {len(costs)}" if is_least else bound_late
         why += (
             f": {best.candidate.busy_s(asked.now):.3f} s until it is free, "
-            f"{count_of(best.num_soon_tokens, 'token')} cached"
+            f"{count_of(best.num_cached_tokens, 'token')} cached"
         )
+        if num_expected := best.num_soon_tokens - best.num_cached_tokens:
+            why += f", {num_expected} more expected"
         is_alone = bound_late or len(ranked) == 1 or next_cost > cost
         num_equals = 1 if is_alone else np.count_nonzero(costs == cost)
         if num_equals > 1:
@@ -165,7 +169,7 @@ class Answers:
             ),
             num_prefill_tokens=max(request.num_tokens - num_has(best, source), 1),
             source=None if source is None else source.info.endpoint,
-            reason=_told(why, source, is_beside=asked.is_beside),
+            reason=_reason(why, source, is_beside=asked.is_beside),
             considered=considered,
             num_candidates=len(costs),
             decode_considered=asked.decode_considered,
@@ -185,7 +189,7 @@ class Answers:
         of the prefill replicas, from which nothing was chosen; or other decode replicas."""
         peers = ready(asked.view.prefill, asked.request)
         if len(peers):
-            soonest = peers.candidates.busy_s(asked.now).argsort(kind="stable")[: MAX_TOLD - 1]
+            soonest = peers.candidates.busy_s(asked.now).argsort(kind="stable")[: MAX_REPORTED - 1]
             return peers.at(soonest if peers.places is None else peers.places[soonest])
         others = opened(asked.view.decode, asked.request)
         is_other = np.ones(len(others.pool), bool)
@@ -200,8 +204,13 @@ class Answers:
         source: Holding | None = None,
     ) -> Ranking:
         """The ranking of the candidates at these places; the first has `source` to fetch from."""
-        told = self._told(asked, options, ranked)
-        num_held, wait_s, work_s, fetch_s = told.num_held, told.wait_s, told.work_s, told.fetch_s
+        found = self._estimates(asked, options, ranked)
+        num_held, wait_s, work_s, fetch_s = (
+            found.num_held,
+            found.wait_s,
+            found.work_s,
+            found.fetch_s,
+        )
         every = options.replicas.known(ranked)
         # For the first candidate it is known from whom it fetches: the nearest of those with much
         # of the prompt.
@@ -212,33 +221,33 @@ class Answers:
         if source is not None or options.held.fetch_s is not None:
             fetch_s = np.maximum(fetch_s - wait_s, 0.0)  # it is fetched while it waits
         return Ranking(
-            known=[(one.info, one.candidate.corrected_s, one.heard_at_s) for one in every],
+            known=[(one.info, one.candidate.corrected_s, one.received_at_s) for one in every],
             decided_s=asked.now,
-            costs=told.costs,
+            costs=found.costs,
             num_held=num_held,
             wait_s=wait_s,
             work_s=work_s,
             latency_s=asked.view.rates.latency_s,
             fetch_s=fetch_s,
             names=options.costs.names,
-            terms=told.terms,
+            terms=found.terms,
         )
 
-    def _told(self, asked: Question, options: Options, ranked: Sequence[int]) -> _Told:
+    def _estimates(self, asked: Question, options: Options, ranked: Sequence[int]) -> _Estimates:
         """Estimates for the candidates at these indices."""
         costs, held, found = options.costs, options.held, options.costs.least
         terms: Numbers | None
         if found is not None and len(ranked) == len(found.order) and ranked[0] == found.order[0]:
-            told, num_terms = found.told, len(costs.names)
-            total, terms = told[num_terms], told[:num_terms]
+            rows, num_terms = found.reported, len(costs.names)
+            total, terms = rows[num_terms], rows[:num_terms]
             wait_s, work_s = self._delays_s(asked, options, ranked, terms)
-            return _Told(total, terms, told[-2].copy(), wait_s, work_s, told[-1].copy())
+            return _Estimates(total, terms, rows[-2].copy(), wait_s, work_s, rows[-1].copy())
         places = np.array(ranked)
         terms = None if costs.terms is None else costs.terms.take(places, axis=1)
         wait_s, work_s = self._delays_s(asked, options, ranked, terms)
         fetch_s = np.zeros(len(ranked)) if held.fetch_s is None else held.fetch_s.take(places)
         usable = held.usable.take(places)
-        return _Told(costs.total.take(places), terms, usable, wait_s, work_s, fetch_s)
+        return _Estimates(costs.total.take(places), terms, usable, wait_s, work_s, fetch_s)
 
     def _delays_s(
         self, asked: Question, options: Options, ranked: Sequence[int], terms: Numbers | None
@@ -262,7 +271,7 @@ def _fetch_s(asked: Question, source: Holding, taker: ReplicaInfo, num_held: int
     return asked.view.rates.fetch_s(source.num_tokens - num_held, source.info.layout, pair)
 
 
-def _told(why: str, source: Holding | None, *, is_beside: bool) -> str:
+def _reason(why: str, source: Holding | None, *, is_beside: bool) -> str:
     if source is not None:
         why = f"{why}; {count_of(source.num_tokens, 'token')} cached on {source.info.replica_id}"
     return f"beside another choice of this request; {why}" if is_beside else why

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from baton.router.decode_costs import TERMS, asked_to_decode, least_to_decode
 from baton.router.eligible import opened
 from baton.router.explain.decisions import DecodeConsidered
-from baton.router.explain.ranking import MAX_TOLD, DecodeRanking
+from baton.router.explain.ranking import MAX_REPORTED, DecodeRanking
 from baton.router.placement import PlacementRequest
 from baton.router.prompt import drawn
 from baton.router.replicas.view import PoolView, ReplicaView, View
@@ -25,12 +25,12 @@ class TypicalOutput:
     """How long answers are: a mean over the last hundred or so."""
 
     def __init__(self) -> None:
-        self._num_heard = 0
+        self._num_observed = 0
         self._num_tokens = FIRST_OUTPUT
 
     def observe(self, num_tokens: int) -> None:
-        self._num_heard += 1
-        self._num_tokens += (num_tokens - self._num_tokens) * max(WEIGHT, 1.0 / self._num_heard)
+        self._num_observed += 1
+        self._num_tokens += (num_tokens - self._num_tokens) * max(WEIGHT, 1.0 / self._num_observed)
 
     def of(self, request: PlacementRequest) -> float:
         """Expected output tokens of the request; at least one."""
@@ -66,12 +66,14 @@ def _cheapest(
     of them."""
     num_output, rate = typical.of(request), view.rates.tokens_per_s
     asked = asked_to_decode(replicas, now, request, num_output, rate)
-    order, terms, num_held = least_to_decode(asked, replicas, drawn(request.request_id), MAX_TOLD)
-    told = DecodeRanking(
-        known=[(one.info, one.heard_at_s) for one in replicas.known(order)],
+    order, terms, num_held = least_to_decode(
+        asked, replicas, drawn(request.request_id), MAX_REPORTED
+    )
+    ranking = DecodeRanking(
+        known=[(one.info, one.received_at_s) for one in replicas.known(order)],
         decided_s=now,
         num_held=num_held,
         names=TERMS,
         terms=terms,
     )
-    return DecodeChoice(replicas[order[0]], False, told)
+    return DecodeChoice(replicas[order[0]], False, ranking)

@@ -42,7 +42,7 @@ RUNNING_REQUEST_COST = 8.0
 """Tokens to compute, as which a request counts that decodes, while no steps are measured: half of
 them for what it takes of a new one's steps, half for what that takes of its own."""
 PATIENCE_S = 2 * HEARTBEAT_S
-"""A replica with something to do speaks each heartbeat: one that has not for two is overdue."""
+"""A replica with something to do reports each heartbeat: one that has not for two is overdue."""
 
 
 class AskedToDecode(NamedTuple):
@@ -97,7 +97,7 @@ def least_to_decode(asked: AskedToDecode, replicas: PoolView, draw: int, num: in
         terms = reference(asked, replicas)
         least = list(least_by(draw, replicas.candidates, terms[-1], num))
         return Cheapest(least, terms.take(least, axis=1), replicas.soon.take(least))
-    told = np.empty((len(TERMS) + 2, num))
+    reported = np.empty((len(TERMS) + 2, num))
     now, *rest = asked[:-1]
     pool = replicas.pool
     columns = pool.candidates.columns
@@ -109,9 +109,9 @@ def least_to_decode(asked: AskedToDecode, replicas: PoolView, draw: int, num: in
             *(columns.draws_address, replicas.places),
         ),
         draw,
-        told,
+        reported,
     )
-    return Cheapest(order, told[:-1], told[-1])
+    return Cheapest(order, reported[:-1], reported[-1])
 
 
 def reference(asked: AskedToDecode, replicas: PoolView) -> Numbers:
@@ -129,7 +129,7 @@ def reference(asked: AskedToDecode, replicas: PoolView) -> Numbers:
     length = asked.num_tokens + asked.num_output / 2.0
     step_s = constant_s + (num + 1.0) * request_s + (context + (since + 1.0) * length) * context_s
     queued_s[:] = busy_s
-    overdue_s = asked.now - facts[DecodeFact.HEARD_AT_S] - asked.patience_s
+    overdue_s = asked.now - facts[DecodeFact.RECEIVED_AT_S] - asked.patience_s
     np.maximum(overdue_s, 0.0, out=silent_s)
     np.multiply(step_s, asked.num_output, out=decode_s)
     np.multiply(num * asked.num_output, request_s + length * context_s, out=harm_s)

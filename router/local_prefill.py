@@ -50,16 +50,18 @@ def why_here(request: PlacementRequest, choice: Choice, limit: int) -> str:
     if request.local_because:
         return f"{request.local_because}: computed locally"
     if not len(peers):
-        return "no prefill replica: computed locally"
+        num_unready = len(view.prefill)
+        of_these = f" of {num_unready} takes prompts" if num_unready else ""
+        return f"no prefill replica{of_these}: computed locally"
     # The first choice has shown that its prompt is there; cache events may report it later.
     num_held = decode.num_soon_tokens if is_beside else decode.num_cached_tokens
-    if is_beside:
-        limit = max(limit, decode.info.layout.block_size)  # what no cache ever holds
-    if request.num_tokens - max(num_held, view.most_cached) > limit:
-        return ""  # as with most: whoever it would ask for the rest has no more
+    # The last block is in no cache.
+    most_missing = max(limit, decode.info.layout.block_size) if is_beside else limit
+    if request.num_tokens - max(num_held, view.most_cached) > most_missing:
+        return ""  # as with most: no replica that it could fetch the rest from has more
     source = source_for(decode, view, request)
     num_missing = request.num_tokens - max(num_held, source.num_tokens if source else 0)
-    if num_missing > limit:
+    if num_missing > most_missing:
         return ""
     is_last_block = is_beside and num_missing <= decode.info.layout.block_size
     if decode.candidate.speed.is_measured and not is_last_block:
@@ -67,10 +69,10 @@ def why_here(request: PlacementRequest, choice: Choice, limit: int) -> str:
         there_s = _there_s(num_tokens, now, now, peers, view) + view.rates.handoff_s
         if here_s(decode.candidate, num_tokens, num_had, now) > there_s:
             return ""
-    return (
-        f"{num_missing} of {request.num_tokens} tokens uncached, too few for a handoff "
-        "(gateway.short_prompt_tokens): computed locally"
-    )
+    why = "too few for a handoff (gateway.short_prompt_tokens)"
+    if num_missing > limit:
+        why = "all in its last block"
+    return f"{num_missing} of {request.num_tokens} tokens uncached, {why}: computed locally"
 
 
 def why_compute_locally(
@@ -88,7 +90,7 @@ def why_compute_locally(
     """
     here, there = decode.candidate, peers.candidates
     if there.are_all_overdue(now, OVERDUE_S):
-        return "all prefill replicas are late: computed locally"
+        return "all prefill replicas that could take it are late: computed locally"
     if not here.speed.is_measured:
         return ""
     takes_s = here_s(here, prompt.num_tokens, decode.num_cached_tokens, now)

@@ -116,7 +116,7 @@ class Placer:
         self._sessions = Sessions()
         self._outputs = TypicalOutput()
 
-    def hear_output(self, num_tokens: int) -> None:
+    def observe_output(self, num_tokens: int) -> None:
         """A request has ended after so many tokens of output."""
         self._outputs.observe(num_tokens)
 

@@ -32,7 +32,7 @@ class Sessions:
         self._num_begun = 0
 
     def of(self, names: Sequence[bytes], given: str = "") -> tuple[str, bool]:
-        """Name the session of a prompt with these whole blocks, and tell whether it begins here."""
+        """Name the session of a prompt with these whole blocks, and say whether it begins here."""
         if given:
             return given, self._is_new(given, names)
         if not names:

@@ -74,7 +74,7 @@ class MeasuredGateway:
             "idle: CPU, % of a core": 100 * (time.process_time() - cpu_s) / seconds,
             "idle: event loop CPU, % of a core": 100 * (time.thread_time() - thread_s) / seconds,
         }
-        observe = ReplicaLink._hear_capacity
+        observe = ReplicaLink._receive_capacity
         with patch.object(
             ReplicaLink, observe.__name__, autospec=True, side_effect=observe
         ) as heard:
@@ -164,7 +164,7 @@ class MeasuredGateway:
         ]
         began = time.thread_time()
         for number, word in enumerate(words):
-            links[number % len(links)]._hear(word)
+            links[number % len(links)]._receive_frame(word)
             await asyncio.sleep(0)
         return 1e6 * (time.thread_time() - began) / NUM_WORDS
 

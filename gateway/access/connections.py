@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 SPARE_FILES = 256
 """Open files of a process that are not connections of clients."""
-TOLD_EACH_S = 60.0
+LOGGED_EACH_S = 60.0
 ADMIN_CONNECTIONS = 64
 
 
@@ -76,7 +76,7 @@ class Connections:
         self._refused.add(1, why)
         now = self._clock()
         if now >= self._quiet_until_s.get(why, now):
-            self._quiet_until_s[why] = now + TOLD_EACH_S
+            self._quiet_until_s[why] = now + LOGGED_EACH_S
             log.warning("a connection from %s was ended: %s", address or "nowhere", why)
 
 

@@ -102,7 +102,7 @@ class Files:
             await self._storage.put(
                 Place(INFO, new.owner, file_id), encoded, ttl_s=file.ttl_s, fsync=True
             )
-        except BaseException:  # nobody was told of it
+        except BaseException:  # no client knows of it
             with suppress(StorageUnavailable):
                 await self._storage.delete(content)
             raise

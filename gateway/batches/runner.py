@@ -2,7 +2,7 @@
 
     look   every folder of a batch: nobody has held its lease, or its holder is silent or left it
       --> claim the next epoch; exactly one gateway gets it
-      --> work, and beat; whoever lost the lease stops, and keeps nothing
+      --> work, and beat; a gateway that lost the lease stops, and keeps nothing
       --> what the batch came to is kept, then the folder is removed
 
 A gateway that stops releases its lease, so that another continues at once; after a crash this takes
@@ -70,7 +70,7 @@ class BatchRunner:
         self._batches = batches
         self._count = count
         self._clock = clock
-        self._heard: dict[str, _SeenLease] = {}
+        self._seen_leases: dict[str, _SeenLease] = {}
         self._failed: dict[str, _Failed] = {}
         self._working: dict[str, tuple[BatchOrder, asyncio.Task[None]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -108,7 +108,7 @@ class BatchRunner:
     async def _look(self) -> None:
         context, now = self._context, self._clock()
         ids = await context.disk(context.folder.ids)
-        self._heard = {one: heard for one, heard in self._heard.items() if one in ids}
+        self._seen_leases = {one: seen for one, seen in self._seen_leases.items() if one in ids}
         self._failed = {one: failed for one, failed in self._failed.items() if one in ids}
         free = [
             one
@@ -118,7 +118,7 @@ class BatchRunner:
         orders: list[tuple[BatchOrder, LeaseRecord]] = []
         for batch_id in free:
             order = await context.disk(context.folder.order, batch_id)
-            if order is None:  # its end was kept, and whoever did that was stopped
+            if order is None:  # its end was kept by a gateway that was then stopped
                 await context.disk(context.folder.remove, batch_id)
                 continue
             with suppress(FileNotFoundError):
@@ -133,10 +133,10 @@ class BatchRunner:
             await self._claim(order, record)
 
     def _is_free(self, batch_id: str, record: LeaseRecord, now: float) -> bool:
-        heard = self._heard.get(batch_id)
-        if heard is None or heard.record != record:
-            heard = self._heard[batch_id] = _SeenLease(record, now)
-        return record.is_over or now - heard.since >= self._context.config.takeover_s
+        seen = self._seen_leases.get(batch_id)
+        if seen is None or seen.record != record:
+            seen = self._seen_leases[batch_id] = _SeenLease(record, now)
+        return record.is_over or now - seen.since >= self._context.config.takeover_s
 
     async def _can_go_on(self, order: BatchOrder) -> bool:
         """False while the owner has no key and the batch need not end: working on it would only

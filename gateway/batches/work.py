@@ -6,7 +6,7 @@
     answers become the output, failures the error file --> completed, expired or cancelled
 
 A later holder begins at the same point, with the answers in the journal. Before the end, clients
-are told nothing that a successor could contradict.
+learn nothing that a successor could contradict.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class BatchWork:
     order: BatchOrder
     batch: Batch
     lease: Lease
-    _told: bytes = field(default=b"", init=False)
+    _published: bytes = field(default=b"", init=False)
     _before: list[Part] = field(default_factory=list, init=False)
     """What earlier holders have written."""
 
@@ -137,7 +137,7 @@ class BatchWork:
             self.batch.status = "cancelling"
         else:
             self.batch.become("finalizing", self._now)
-        await self._tell()
+        await self._publish_counts()
         await self._write_output(found.places, path, ending)
         self.batch.become(ending, self._now)
         return self.batch
@@ -203,7 +203,7 @@ class BatchWork:
         ]
         try:
             while True:
-                await self._tell()
+                await self._publish_counts()
                 cancelled_at = await context.disk(context.folder.cancelled_at, self.batch.id)
                 if cancelled_at is not None:
                     self.batch.cancelling_at = int(cancelled_at)
@@ -273,12 +273,12 @@ class BatchWork:
             line.url, bytes(line.body), caller=caller, request_id=request_id
         )
 
-    async def _tell(self) -> None:
+    async def _publish_counts(self) -> None:
         """Publish the batch's counts if they changed."""
         encoded = msgspec.json.encode(self.batch)
-        if encoded != self._told:
+        if encoded != self._published:
             await self.context.disk(self.context.folder.write_state, self.batch, self.lease.epoch)
-            self._told = encoded
+            self._published = encoded
 
     async def _write_output(self, places: list[LinePlace], path: Path, ending: Ending) -> None:
         """Raises LeaseLost, OSError, StorageFull, StorageUnavailable."""

@@ -1,4 +1,4 @@
-"""Grammars of whole outputs, for formats in which only the beginning tells a call from text.
+"""Grammars of whole outputs, for formats in which only the beginning sets a call apart from text.
 
     llama3    {"name": "f", "parameters": {...}}; {...}
     llama4    [f(city="Paris", days=3), g()], or as llama3
@@ -84,7 +84,7 @@ def llama4_output(
 
 def harmony_output(tools: ToolUse, special_by_mark: SpecialByMark) -> str | None:
     """A rule `calls`, in Lark's notation: reasoning, commentary for the user, then the answer or a
-    call. None where the marks are plain text, so that the end of a message cannot be told."""
+    call. None where the marks are plain text, so that the end of a message cannot be recognised."""
     if not {*harmony.MARKERS} <= special_by_mark.keys():
         return None
     start, channel, constrain, message, end = (
@@ -102,10 +102,10 @@ def harmony_output(tools: ToolUse, special_by_mark: SpecialByMark) -> str | None
             f"body{index}: {kind} {message} arguments{index}",
             f"arguments{index}: {json_of(function.parameters or NO_PARAMETERS)}",
         ]
-    told = f'({channel} ("analysis" | "commentary") {message} TEXT {more})*'
+    shown = f'({channel} ("analysis" | "commentary") {message} TEXT {more})*'
     return "\n".join(
         (
-            f'calls: ANSWER | {told} ({channel} "final" {message} TEXT | {" | ".join(called)})',
+            f'calls: ANSWER | {shown} ({channel} "final" {message} TEXT | {" | ".join(called)})',
             f"TEXT: {ANY}",
             f"ANSWER: {not_begun(' ?to=functions')}",
             *lines,

@@ -45,16 +45,16 @@ def in_words(
     `in_system`: the offer goes into the system message, else into the first of the user, for
     templates that take no system message.
     """
-    told: list[dict[str, Any]] = []
+    merged: list[dict[str, Any]] = []
     for message in messages:
         plain = _plain(message)
-        if told and _goes_on(told[-1], plain):
-            told[-1]["content"] += "\n" + plain["content"]
+        if merged and _goes_on(merged[-1], plain):
+            merged[-1]["content"] += "\n" + plain["content"]
         else:
-            told.append(plain)
+            merged.append(plain)
     if tools.mode is not ToolMode.NONE:
-        _add_offer(told, _offer(tools), "system" if in_system else "user")
-    return told
+        _add_offer(merged, _offer(tools), "system" if in_system else "user")
+    return merged
 
 
 def _plain(message: Message) -> dict[str, Any]:

@@ -161,7 +161,7 @@ def call_arguments(text: str, path: str) -> dict[str, Any]:
 
 def _content(content: str | list[TextPart] | None, path: str) -> str:
     if content is None:
-        raise InvalidRequest(f"{path} is missing", field=path)
+        raise InvalidRequest(f"{path} is missing; give a text, which may be empty", field=path)
     if isinstance(content, str):
         return content
     return PART_BREAK.join(_part(part, f"{path}[{index}]") for index, part in enumerate(content))

@@ -48,12 +48,12 @@ def for_template(
 
 
 def _with_ids(message: Message, new_id: Callable[[Any], Any]) -> dict[str, Any]:
-    told = {**message}
+    written = {**message}
     if calls := message.get("tool_calls"):
-        told["tool_calls"] = [{**call, "id": new_id(call.get("id"))} for call in calls]
+        written["tool_calls"] = [{**call, "id": new_id(call.get("id"))} for call in calls]
     if "tool_call_id" in message:
-        told["tool_call_id"] = new_id(message["tool_call_id"])
-    return told
+        written["tool_call_id"] = new_id(message["tool_call_id"])
+    return written
 
 
 def _short_id(call_id: str | None) -> str:
@@ -69,7 +69,7 @@ def _with_names(messages: Sequence[Message], *, has_own_ids: bool) -> list[Messa
     own_ids: dict[Any, str] = {}
     names: dict[Any, str] = {}
     num_calls = 0
-    told: list[Message] = []
+    written: list[Message] = []
     for message in messages:
         for call in message.get("tool_calls") or ():
             name = names[call.get("id")] = call["function"]["name"]
@@ -79,8 +79,10 @@ def _with_names(messages: Sequence[Message], *, has_own_ids: bool) -> list[Messa
         plain = {**message, "content": message.get("content") or ""}
         if message["role"] == "tool" and given in names:
             plain.setdefault("name", names[given])
-        told.append(_with_ids(plain, lambda old: own_ids.get(old, old)) if has_own_ids else plain)
-    return told
+        written.append(
+            _with_ids(plain, lambda old: own_ids.get(old, old)) if has_own_ids else plain
+        )
+    return written
 
 
 def _with_calls_as_text(message: Message) -> Message:

@@ -193,7 +193,7 @@ class ReplicaDispatcher:
             self._in_background.discard(generation.request_id)
             self._traffic.end(generation.request_id, num_output_tokens)
             if num_output_tokens:
-                self._placer.hear_output(num_output_tokens)
+                self._placer.observe_output(num_output_tokens)
             first_token.never_comes()
             if generation.slo.is_given:
                 self._kept.add(1, generation.slo.name, kept.outcome)

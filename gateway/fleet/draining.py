@@ -42,7 +42,7 @@ async def drain(fleet: Fleet, replica_id: str, *, is_forced: bool) -> DrainProgr
     try:
         num_open = await fleet.commands.drain(info.epoch)
     except grpc.aio.AioRpcError as error:
-        raise Unavailable(f"{replica_id} cannot be told: {error.details()}") from error
+        raise Unavailable(f"the command to {replica_id} failed: {error.details()}") from error
     return DrainProgress(replica=replica_id, role=info.role.value, num_open=num_open)
 
 
@@ -52,7 +52,7 @@ async def undrain(fleet: Fleet, replica_id: str) -> DrainProgress:
     try:
         num_open = await fleet.commands.undrain(info.epoch)
     except grpc.aio.AioRpcError as error:
-        raise Unavailable(f"{replica_id} cannot be told: {error.details()}") from error
+        raise Unavailable(f"the command to {replica_id} failed: {error.details()}") from error
     return DrainProgress(replica=replica_id, role=info.role.value, num_open=num_open)
 
 
@@ -76,7 +76,7 @@ async def flip(fleet: Fleet, replica: str, to: str) -> DrainProgress:
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
             raise InvalidRequest(error.details() or "it cannot", field="replica") from error
-        raise Unavailable(f"{info.replica_id} cannot be told: {error.details()}") from error
+        raise Unavailable(f"the command to {info.replica_id} failed: {error.details()}") from error
     return DrainProgress(replica=info.replica_id, role=info.role.value, num_open=num_open)
 
 
@@ -86,11 +86,11 @@ async def reset_prefix_cache(fleet: Fleet, replica_id: str) -> dict[str, int]:
     others have done it. Repeatable."""
     infos = [_find(fleet, replica_id)] if replica_id else list(fleet.replicas)
     asked = (fleet.commands.reset_prefix_cache(info.epoch) for info in infos)
-    told = await asyncio.gather(*asked, return_exceptions=True)
+    answers = await asyncio.gather(*asked, return_exceptions=True)
     num_blocks: dict[str, int] = {}
-    for info, answer in zip(infos, told, strict=True):
+    for info, answer in zip(infos, answers, strict=True):
         if isinstance(answer, grpc.aio.AioRpcError):
-            why = f"{info.replica_id} cannot be told: {answer.details()}"
+            why = f"the command to {info.replica_id} failed: {answer.details()}"
             raise Unavailable(f"{why}; ask again, or stop it") from answer
         if isinstance(answer, BaseException):
             raise answer

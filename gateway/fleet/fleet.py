@@ -71,7 +71,7 @@ class Fleet:
         self.links = Links(
             gateway_epoch, self.index, channels, clock, lambda: self.warm_up.is_under_way
         )
-        self.commands = ReplicaCommands(self.links, self._place_as_told, clock)
+        self.commands = ReplicaCommands(self.links, self._apply_drain_order, clock)
         meter = meter or RateMeter(PullRates())
         self.loads = ReplicaLoads(self.links, self.commands, meter, on_change, clock)
         self.matches = Matches(self.index, self._layout_of)
@@ -87,7 +87,7 @@ class Fleet:
         alive = tuple(self.links.alive())
         known = merge(self._replica_by_epoch, snapshot, settled_after_s=settled_s, alive=alive)
         gone = {*self.links.watches, *self.links.decode} - known.keys()
-        self._hear_of_starts(snapshot.starting)
+        self._observe_starts(snapshot.starting)
         self.warm_up.begin(known, are_all=snapshot.age_s >= settled_s)
         for number, (epoch, info) in enumerate(_in_turns(known), start=1):
             if self._meet(info):
@@ -116,11 +116,13 @@ class Fleet:
         others."""
         epoch = info.epoch
         try:
-            listener = Listener(partial(self._hear, epoch), partial(self._hear_again, epoch))
+            listener = Listener(
+                partial(self._on_replica_change, epoch), partial(self._on_repeated_report, epoch)
+            )
             self.links.meet(info, listener, partial(self._learn, epoch))
             self._take_in(info)
         except Exception:
-            log.exception("%s cannot be met at %r", info.replica_id, info.address)
+            log.exception("%s cannot be connected to at %r", info.replica_id, info.address)
             return False
         return True
 
@@ -130,7 +132,7 @@ class Fleet:
             self.commands.forget(info.epoch)
         self.loads.meet(info)
 
-    def _hear(self, epoch: Epoch) -> None:
+    def _on_replica_change(self, epoch: Epoch) -> None:
         """Take in a change of a replica, or of the stream to it."""
         link, replica = self.links.get(epoch), self.loads.replica(epoch)
         if link is not None:
@@ -144,10 +146,10 @@ class Fleet:
             self.loads.observe(epoch)
         self._on_change()
 
-    def _hear_again(self, epoch: Epoch) -> None:
+    def _on_repeated_report(self, epoch: Epoch) -> None:
         """Take in a repeated report of an idle replica."""
-        if not self.loads.hear_again(epoch):
-            self._hear(epoch)
+        if not self.loads.observe_again(epoch):
+            self._on_replica_change(epoch)
 
     def _layout_of(self, epoch: Epoch) -> KvLayout | None:
         info = self._replica_by_epoch.get(epoch)
@@ -202,8 +204,8 @@ class Fleet:
         info = link.info if link is not None else self._replica_by_epoch[epoch]
         return self.index.expect(prompt.under(info.layout), epoch)
 
-    def _place_as_told(self, epoch: Epoch) -> None:
-        """Stop placing on a replica that is told to drain, or resume when it reports that it
+    def _apply_drain_order(self, epoch: Epoch) -> None:
+        """Stop placing on a replica that is ordered to drain, or resume when it reports that it
         accepts."""
         self.loads.apply_drain(epoch)
         self._on_change()
@@ -233,7 +235,7 @@ class Fleet:
             if is_open and epoch not in self.commands:
                 yield epoch
 
-    def _hear_of_starts(self, starting: tuple[StartingReplica, ...]) -> None:
+    def _observe_starts(self, starting: tuple[StartingReplica, ...]) -> None:
         known = {one.replica_id for one in self.starting if one.failure}
         failed = [one for one in starting if one.failure and one.replica_id not in known]
         self.failed_starts.observe(failed, self.starting or starting)

@@ -134,7 +134,7 @@ def knowledge_families(replicas: Sequence[ReplicaInfo], knowledge: Knowledge) ->
 _KNOWLEDGE: tuple[tuple[str, Kind, str, str], ...] = (
     ("kv_index_blocks", "gauge", "num_blocks", "Blocks of a replica's cache in the index"),
     ("kv_index_synced", "gauge", "is_synced", "Whether the index follows a replica's cache"),
-    ("kv_events_total", "counter", "num_events", "Changes of a replica's cache that were heard"),
+    ("kv_events_total", "counter", "num_events", "Changes of a replica's cache that were received"),
     ("kv_gaps_total", "counter", "num_gaps", "How often changes of a cache were missed"),
     ("kv_resyncs_total", "counter", "num_resyncs", "Snapshots of a cache after the first"),
 )

@@ -48,7 +48,7 @@ class ReplicaLoads:
         """`told_to_drain`: replicas on which nothing is placed though they have not reported that
         they drain. `on_change`: called when a prompt is over, so that another may be placed."""
         self._links = links
-        self._told_to_drain = told_to_drain
+        self._ordered_to_drain = told_to_drain
         self._on_change = on_change
         self._clock = clock
         self.meter = meter
@@ -101,19 +101,19 @@ class ReplicaLoads:
             if link.capacity is not None:
                 self._credit(replica, link, link.capacity)
 
-    def hear_again(self, epoch: Epoch) -> bool:
+    def observe_again(self, epoch: Epoch) -> bool:
         """Take in a repeated report of an idle replica. False if it contradicts what is booked
         here: then nothing is taken in."""
         link, replica = self._links.get(epoch), self.replica(epoch)
-        if link is None or replica is None or epoch in self._told_to_drain:
+        if link is None or replica is None or epoch in self._ordered_to_drain:
             return False
         if replica.candidate.num_running:
             return False
-        replica.heard_at_s = link.capacity_report.heard_at_s
+        replica.received_at_s = link.capacity_report.received_at_s
         return True
 
     def apply_drain(self, epoch: Epoch) -> None:
-        """Stop placing on a replica that is told to drain, or resume."""
+        """Stop placing on a replica that is ordered to drain, or resume."""
         link, replica = self._links.get(epoch), self.replica(epoch)
         if link is not None and replica is not None:
             self._write(replica, link)
@@ -129,7 +129,7 @@ class ReplicaLoads:
         if not isclose(rate, self._told_rate, rel_tol=NEWS_OF_RATE):
             self._told_rate = rate
             for pool in self._pool_by_role.values():
-                pool.table.hear_pace(self.meter)
+                pool.table.observe_pace(self.meter)
 
     # Requests run there.
 
@@ -181,37 +181,37 @@ class ReplicaLoads:
     def _write(self, replica: KnownReplica, link: DecodeLink | PrefillLink) -> None:
         """Update the replica's row, which placements read."""
         replica.is_connected = link.is_connected
-        replica.is_told_to_drain = replica.info.epoch in self._told_to_drain
+        replica.is_ordered_to_drain = replica.info.epoch in self._ordered_to_drain
         if isinstance(link, PrefillLink):
             replica.is_away = link.is_away
         else:
             replica.is_connected, replica.num_open = link.answers, link.num_open
         replica.capacity = link.capacity
-        replica.heard_at_s = link.capacity_report.heard_at_s
+        replica.received_at_s = link.capacity_report.received_at_s
         self.pool(replica.info.role).write(replica)
 
     def _credit(
-        self, replica: KnownReplica, link: DecodeLink | PrefillLink, told: Capacity
+        self, replica: KnownReplica, link: DecodeLink | PrefillLink, report: Capacity
     ) -> None:
         """Update its queue, its speed and its credit from its own report."""
         candidate, info = replica.candidate, link.info
         if isinstance(link, PrefillLink) and not link.is_connected:
             candidate.credit_tokens = 0  # others are lent it
             return
-        times = told.step_times
+        times = report.step_times
         if times is not None and times.num_prompt_steps >= ENOUGH_STEPS:
-            speed = MeasuredSpeed(times=times, max_chunk=info.max_chunk, slowness=told.slowness)
+            speed = MeasuredSpeed(times=times, max_chunk=info.max_chunk, slowness=report.slowness)
             if speed != candidate.speed:
                 if speed.is_sound:
                     candidate.speed = speed
                 else:
-                    link.capacity_report.doubt(told)
+                    link.capacity_report.doubt(report)
         if info.role is Role.PREFILL:
-            candidate.credit_tokens = told.credit_tokens
+            candidate.credit_tokens = report.credit_tokens
         num_running = 0
         if isinstance(link, DecodeLink):
-            num_running = max(told.num_running, link.num_open)
-        candidate.observe(told.num_queued_tokens, num_running, self._clock())
+            num_running = max(report.num_running, link.num_open)
+        candidate.observe(report.num_queued_tokens, num_running, self._clock())
 
     def _await_prompts(self, epoch: Epoch, candidate: Candidate) -> None:
         link = self._links.prefill.get(epoch)

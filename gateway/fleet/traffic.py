@@ -130,8 +130,8 @@ def speeds_of(links: Iterable[ReplicaLink[Any]], now: float) -> dict[Epoch, Repl
     """The speeds of the replicas that have measured any step."""
     found: dict[Epoch, ReplicaSpeed] = {}
     for link in links:
-        told, timed_at_s = link.capacity, link.capacity_report.timed_at_s
-        times = None if told is None else told.step_times
+        report, timed_at_s = link.capacity, link.capacity_report.timed_at_s
+        times = None if report is None else report.step_times
         if times is not None and times.is_known and timed_at_s is not None:
             found[link.info.epoch] = ReplicaSpeed(times, times.age_s + now - timed_at_s)
     return found

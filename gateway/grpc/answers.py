@@ -80,8 +80,8 @@ def watched(
     deltas = completion.deltas()
     if not order.returns_progress:
         return deltas
-    tell = partial(gateway.dispatcher.progress, completion.first_generation)
-    return with_prompt_progress(deltas, tell)
+    current = partial(gateway.dispatcher.progress, completion.first_generation)
+    return with_prompt_progress(deltas, current)
 
 
 def prompt_progress(progress: PromptProgress) -> pb.PromptProgress:

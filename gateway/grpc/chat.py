@@ -140,7 +140,7 @@ def _of_pieces(pieces: Iterable[Piece]) -> pb.ChatResponse:
 
 
 def _message(message: pb.ChatMessage) -> Message:
-    """An empty string means not set, except for a content that is all of the message."""
+    """An empty string means not set, except for a content without tool calls."""
     calls = [
         MessageToolCall(
             id=call.id or None,
@@ -148,9 +148,10 @@ def _message(message: pb.ChatMessage) -> Message:
         )
         for call in message.tool_calls
     ]
+    has_content = bool(message.content) or (message.HasField("content") and not calls)
     return Message(
         role=message.role,
-        content=None if calls and not message.content else message.content,
+        content=message.content if has_content else None,
         name=message.name or None,
         tool_calls=calls or None,
         tool_call_id=message.tool_call_id or None,

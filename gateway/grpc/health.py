@@ -26,7 +26,7 @@ class Health(HealthServicer):  # type: ignore[misc]  # without types
         self._is_serving = self._is_closed = False
         self._changed = asyncio.Event()
 
-    def tell(self, *, is_serving: bool) -> None:
+    def report(self, *, is_serving: bool) -> None:
         if is_serving != self._is_serving:
             self._is_serving = is_serving
             self._wake()
@@ -50,16 +50,16 @@ class Health(HealthServicer):  # type: ignore[misc]  # without types
 
     async def Watch(self, request: IncomingRequest[HealthCheckRequest], context: Context) -> None:
         service = (await request.read_unauthenticated()).service
-        told = None
+        last = None
         while True:
             changed, is_last = (
                 self._changed,
                 self._is_closed,
             )  # before the write, which takes a while
             response = self._response(service)
-            if response != told:
+            if response != last:
                 await self._timeouts.write(context, response)
-                told = response
+                last = response
             if is_last:
                 return
             await changed.wait()

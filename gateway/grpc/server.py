@@ -77,7 +77,7 @@ class GrpcServer:
         self._watch = asyncio.create_task(self._keep_reporting())
 
     def report_health(self) -> None:
-        self._health.tell(is_serving=self._gateway.is_ready())
+        self._health.report(is_serving=self._gateway.is_ready())
 
     async def stop(self, grace_s: float) -> None:
         """Accept nothing more, and return when all requests have ended, at most after `grace_s`.

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from baton.core.errors import ContextExceeded, InvalidRequest, Overloaded, RateLimited
-from baton.gateway.http.translations import TRANSLATIONS, told, translate
+from baton.gateway.http.translations import TRANSLATIONS, public_message, translate
 from baton.gateway.requests.request_ids import logged_request_id
 
 PATH = "/v1/messages"
@@ -63,7 +63,7 @@ class MessagesErrors:
         return BUSY if is_busy else translate(error).status
 
     def write(self, error: BaseException) -> MessagesErrorBody:
-        message = told(error)
+        message = public_message(error)
         if isinstance(error, ContextExceeded):
             message = f"{TOO_LONG}: {message}"
         body = self.of_status(self.status(error), message)

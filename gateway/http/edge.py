@@ -70,7 +70,7 @@ ANTHROPICS_REQUEST_ID = "request-id"
 """The request id under the name that Anthropic's clients read."""
 IGNORED = "x-baton-ignored"
 """Names of body fields and objective headers that have no effect."""
-MAX_TOLD = 2048
+MAX_LISTED = 2048
 """Characters of that header; `...` stands for the rest."""
 COUNTED_FIELDS = frozenset(
     {
@@ -116,7 +116,7 @@ class Edge:
         self._gateway = gateway
         self._paths = paths
         self._is_admin = is_admin
-        self._has_told_operators = False
+        self._has_warned_operators = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -223,8 +223,8 @@ class Edge:
             caller = keys.check(shown_key(headers))
             caller.check_infers()
             return caller
-        if path.startswith(OPERATED) and not self._has_told_operators:
-            self._has_told_operators = True  # logged once: clients without a key can repeat it
+        if path.startswith(OPERATED) and not self._has_warned_operators:
+            self._has_warned_operators = True  # logged once: clients without a key can repeat it
             log.info(
                 "%s was asked for at the public port, which has no such pages: they are at "
                 "gateway.admin_host and gateway.admin_port",
@@ -269,25 +269,25 @@ class Edge:
         )
 
     def _ignored(self, fields: Sequence[str]) -> Iterator[tuple[bytes, bytes]]:
-        told = count_ignored(self._gateway, fields)
-        if told:
-            yield IGNORED.encode(), _listed(told).encode()
+        counted = count_ignored(self._gateway, fields)
+        if counted:
+            yield IGNORED.encode(), _listed(counted).encode()
 
 
 def count_ignored(gateway: Gateway, fields: Sequence[str]) -> tuple[str, ...]:
     """Count each ignored field once per request."""
-    told = tuple(dict.fromkeys(fields))
-    for field in told:
+    counted = tuple(dict.fromkeys(fields))
+    for field in counted:
         gateway.metrics.ignored_fields.add(1, field if field in COUNTED_FIELDS else "other")
-    return told
+    return counted
 
 
 def _listed(fields: Sequence[str]) -> str:
     """The fields as a header value, cut to what clients accept."""
     text = ", ".join(fields)
-    if len(text) <= MAX_TOLD:
+    if len(text) <= MAX_LISTED:
         return text
-    return f"{text[:MAX_TOLD].rpartition(', ')[0]}, ..."
+    return f"{text[:MAX_LISTED].rpartition(', ')[0]}, ..."
 
 
 def _fault(status: str) -> str:

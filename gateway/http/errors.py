@@ -26,7 +26,7 @@ from baton.core.errors import (
     Unauthenticated,
 )
 from baton.gateway.http.anthropic_errors import MessagesErrors, is_messages
-from baton.gateway.http.translations import INTERNAL, TRANSLATIONS, told, translate
+from baton.gateway.http.translations import INTERNAL, TRANSLATIONS, public_message, translate
 
 LINGER_S = 5.0
 MAX_PATH = 100
@@ -91,7 +91,7 @@ def error_shape(path: str) -> ErrorShape:
 
 
 def error_body(error: BaseException) -> ErrorBody:
-    translation, message = translate(error), told(error)
+    translation, message = translate(error), public_message(error)
     param = error.field if isinstance(error, InvalidRequest) else None
     return ErrorBody(ErrorDetail(message, translation.type, param, translation.code))
 

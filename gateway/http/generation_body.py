@@ -47,7 +47,7 @@ class GenerationBody(CommonOptions, kw_only=True, forbid_unknown_fields=True):
     include_stop_str_in_output: bool | None = None
     """vLLM's: the text holds the stop string that ended it. False by default."""
     return_token_ids: bool | None = None
-    """vLLM's: tell the ids of prompt and output, too."""
+    """vLLM's: return the ids of prompt and output, too."""
     request_id: str | None = None
     """vLLM's: the id from which the answer's id is made. The header `x-request-id` is returned
     unchanged."""

@@ -36,26 +36,26 @@ class ReadyAnswer(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 class DrainBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     replica: str
-    """Its id, as /debug/status tells it."""
+    """Its id, as /debug/status shows it."""
     force: bool = False
     """Drain it even if it is the last decode replica that accepts requests."""
 
 
 class UndrainBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     replica: str
-    """Its id, as /debug/status tells it."""
+    """Its id, as /debug/status shows it."""
 
 
 class FlipBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     replica: str
-    """Its id, as /debug/status tells it; or a role, for its least loaded replica."""
+    """Its id, as /debug/status shows it; or a role, for its least loaded replica."""
     to: str
     """The role to take: prefill or decode."""
 
 
 class ResetPrefixCacheBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     replica: str = ""
-    """Its id, as /debug/status tells it; empty: all replicas."""
+    """Its id, as /debug/status shows it; empty: all replicas."""
 
 
 class ResetPrefixCacheAnswer(msgspec.Struct, kw_only=True):

@@ -67,7 +67,7 @@ def translate(error: BaseException) -> Translation:
     return INTERNAL
 
 
-def told(error: BaseException) -> str:
+def public_message(error: BaseException) -> str:
     """The message for the caller. Internal errors are logged here, and not revealed."""
     if translate(error) is not INTERNAL:
         return str(error)

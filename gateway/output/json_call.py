@@ -97,7 +97,7 @@ def _as_object(text: str) -> str:
 
 
 def copy_value(reader: TextReader, write: Callable[[str], None]) -> Parse[None]:
-    """Copy one JSON value, whose brackets and strings tell its end. Raises Malformed."""
+    """Copy one JSON value, whose brackets and strings mark its end. Raises Malformed."""
     closing: list[str] = []
     while True:
         char = yield from reader.peek()

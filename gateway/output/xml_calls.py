@@ -4,7 +4,7 @@
     glm           <tool_call>f   <arg_key>k</arg_key>   <arg_value>value</arg_value> ...
     deepseek_v32  DSML_CALLS  DSML_CALL"f">  DSML_KEY"k" string="true">value DSML_KEY_END ...
 
-Strings are written bare and streamed; other values are JSON. The tool's schema tells which, or the
+Strings are written bare and streamed; other values are JSON. The tool's schema says which, or the
 model itself (deepseek_v32). White space between tags is ignored.
 """
 

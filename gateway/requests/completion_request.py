@@ -43,6 +43,6 @@ class CompletionRequest:
     session: str = ""
     """The caller's key of the conversation; empty: none."""
     returns_progress: bool = False
-    """Whether a stream tells the progress of the first prompt until its first token."""
+    """Whether a stream reports the progress of the first prompt until its first token."""
     caller: Caller
     time_left_s: float | None = None

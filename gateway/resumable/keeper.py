@@ -114,7 +114,7 @@ class StreamKeeper:
             async with aclosing(events):
                 async for event in events:
                     self.streams.append(stream, event)
-                    self._tell(stream)
+                    self._wake_readers(stream)
         except StreamMoved as moved:
             self.streams.remove(stream)  # a client that returns here takes it over again
             log.fail(moved)
@@ -136,10 +136,10 @@ class StreamKeeper:
                 error = Cancelled("the stream was ended")
             stream.log.fail(error)
         self.streams.end(stream, self._clock())
-        self._tell(stream)
+        self._wake_readers(stream)
         self._arm()
 
-    def _tell(self, stream: HeldStream) -> None:
+    def _wake_readers(self, stream: HeldStream) -> None:
         """Wake all that wait for more of the stream."""
         stream.changed.set()
         stream.changed = asyncio.Event()

@@ -204,8 +204,8 @@ class Storage:
             self._is_away = True
             self._failures.add(1)
             raise StorageUnavailable(
-                f"the storage cannot be read or written now ({why}); try again later, or tell the "
-                "operator: the gateway's log names the folder"
+                f"the storage cannot be read or written now ({why}); try again later, or notify "
+                "the operator: the gateway's log names the folder"
             ) from error
         if self._is_away:
             log.info("%s can be used again", self._folder.folder)

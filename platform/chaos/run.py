@@ -28,7 +28,7 @@ POLL_S = 0.5
 CALLS_A_GATEWAY = 20
 """Calls for each gateway at one port after which every one should have had one."""
 
-Told = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 @dataclass(slots=True)
@@ -44,10 +44,10 @@ class Outcome:
 
 
 class ScenarioRun:
-    def __init__(self, scenario: Scenario, deployment: LiveDeployment, tell: Told) -> None:
+    def __init__(self, scenario: Scenario, deployment: LiveDeployment, report: Report) -> None:
         self._scenario = scenario
         self._deployment = deployment
-        self._tell = tell
+        self._report = report
         self._random = Random(f"process_faults/{scenario.seed}")
         self._unruly: set[Epoch] = set()
         self._unruly_gateways: set[Epoch] = set()
@@ -59,10 +59,10 @@ class ScenarioRun:
         scenario, load = self._scenario, self._scenario.load
         await self._check_enabled()
         prompts = make_prompts(load, scenario.seed)
-        self._tell(f"{count_of(len(prompts), 'prompt')}, asked undisturbed")
+        self._report(f"{count_of(len(prompts), 'prompt')}, asked undisturbed")
         expected = await undisturbed(self._deployment, prompts, load)
         disturbed = DisturbedLoad(self._deployment, load, prompts, expected)
-        self._tell(f"{scenario.duration_s:g} s of chaos: {scenario.what}")
+        self._report(f"{scenario.duration_s:g} s of chaos: {scenario.what}")
         try:
             tally = await self._disturbed(disturbed)
         finally:
@@ -207,4 +207,4 @@ class ScenarioRun:
 
     def _note(self, text: str) -> None:
         self._process_faults.append(text)
-        self._tell(text)
+        self._report(text)

@@ -82,7 +82,7 @@ def _with_token_settled(config: DeploymentConfig) -> DeploymentConfig:
     if asked.default_token == "auto" and not is_guarded:
         log.warning(
             "Ray asks for no token here (RAY_AUTH_MODE), so that replicas ask for none either: "
-            "whoever reaches their ports is served; set security.token_file"
+            "every client that reaches their ports is served; set security.token_file"
         )
     return override(config, {"security.default_token": default})
 

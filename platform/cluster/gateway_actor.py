@@ -51,7 +51,7 @@ class GatewayActor:
         self._folder = folder
         self._registries = registries
         self._gateway: GatewayNode | None = None
-        self._telling: asyncio.Task[None] | None = None
+        self._reporting: asyncio.Task[None] | None = None
         self._sparing: asyncio.Task[None] | None = None
         self._union: UnionWatch | None = None
 
@@ -64,7 +64,7 @@ class GatewayActor:
         except InvalidConfig as error:
             if self._gateway is None:
                 raise
-            log.error("told what cannot be: %s; the configuration of before holds", error)
+            log.error("invalid settings were sent: %s; the previous configuration holds", error)
             return
         if self._gateway is None:
             await self._start(config)
@@ -101,8 +101,8 @@ class GatewayActor:
             await node.start(union, shares=remote, planner=remote, registries=union.told)
         self._gateway = node
         if calls is not None:
-            telling = calls.keep(lambda: node.dispatcher.num_waiting)
-            self._telling = asyncio.create_task(telling, name="tells Ray of calls")
+            reporting = calls.keep(lambda: node.dispatcher.num_waiting)
+            self._reporting = asyncio.create_task(reporting, name="reports calls to Ray")
         freeze_present_objects()
         warm_up = node.dispatcher.fleet.warm_up
         sparing = freeze_startup_objects(warm_up.until_begun, warm_up.until_over)
@@ -137,7 +137,7 @@ class GatewayActor:
         if missing := "; ".join(map(str, dispatcher.missing(self._wanted))):
             return missing
         if dispatcher.fleet.warm_up.is_under_way:
-            return "replicas to tell what they have cached"
+            return "replicas to report what they have cached"
         return "" if dispatcher.is_ready() else "a decode replica to take requests"
 
     async def check_health(self) -> None:

@@ -1,4 +1,4 @@
-"""Whether a Ray cluster's head can be reached, before Ray is told to join: Ray itself would ask for
+"""Whether a Ray cluster's head can be reached, before Ray joins it: Ray itself would ask for
 many minutes at an address where nobody listens."""
 
 from __future__ import annotations

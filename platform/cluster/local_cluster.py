@@ -67,6 +67,9 @@ def ray_environment() -> dict[str, str]:
     environment = {
         "RAY_worker_niceness": "0",  # Ray's default, 15, would make the engine yield to everybody
         "RAY_USAGE_STATS_ENABLED": "0",
+        # A call without a connection fails. By default it would start a Ray: in a thread, say, that
+        # outlives a failed start.
+        "RAY_ENABLE_AUTO_CONNECT": "0",
         # Libraries with threads of their own would count the cores of the machine.
         "OMP_NUM_THREADS": str(max(1, int(usable_cores()))),
         "RAY_SERVE_LOG_TO_STDERR": "0",

@@ -111,14 +111,14 @@ class ServeCalls:
         has_failed = False
         while True:
             try:
-                self._tell(num_waiting())
+                self._report(num_waiting())
             except Exception:  # Ray's errors: these calls are dropped, so that they do not pile up
                 if not has_failed:
-                    log.exception("Ray cannot be told of calls")
+                    log.exception("calls cannot be reported to Ray")
                 has_failed = True
             await asyncio.sleep(PERIOD_S)
 
-    def _tell(self, num_waiting: int) -> None:
+    def _report(self, num_waiting: int) -> None:
         pending, self._pending = self._pending, []
         for one in pending:
             face, tags = self._faces[one.face], one.tags(self._application)

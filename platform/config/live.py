@@ -39,7 +39,7 @@ def is_registry(deployment: str) -> bool:
 
 _COUNTS = ("prefill.replicas", "decode.replicas", "gateway.replicas")
 COUNTED = (GATEWAY, DECODE, PREFILL, REGISTRY)
-"""The deployments that are told the numbers of replicas."""
+"""The deployments that get the numbers of replicas."""
 _OF_ALL = ("log_level", "health.drain_s", "chaos.rules", "chaos.seed")
 _OF_REPLICAS = (
     *_OF_ALL,

@@ -79,7 +79,8 @@ def check_security(
             remedy = "set security.tls_cert_file as well, unless the network is your own"
             return warn(name, "a cluster token, readable on the wire: no TLS", remedy)
         return ok(
-            name, "none here: whoever reaches a replica's port is served, unless Ray has a token"
+            name,
+            "none here: all that reach a replica's port are served, unless Ray has a token",
         )
     kind = "mutual TLS" if security.checks_clients else "TLS"
     token = "a cluster token" if security.tokens else "no cluster token"

@@ -85,7 +85,7 @@ def registries_of(status: dict[str, Any]) -> list[Finding]:
         if not one["is_heard"]:
             found = warn(
                 "registry",
-                f"the gateway does not hear it: {one['trouble'] or 'it does not answer'}",
+                f"the gateway does not reach it: {one['trouble'] or 'it does not answer'}",
                 "see its log (`baton logs`) and its node; meanwhile gateways go by the others",
             )
         elif one["num_replicas"] < most:

@@ -111,7 +111,7 @@ def check_shm(free: int | None) -> Finding:
 def check_huge_pages(can_have: bool | None) -> Finding:
     """Never a reason not to serve."""
     if can_have is None:
-        return skipped("huge pages", "the replica's version does not tell")
+        return skipped("huge pages", "the replica's version does not report it")
     if can_have:
         return ok("huge pages", "KV in use comes to lie on pages of 2 MB (cache.huge_pages)")
     return ok("huge pages", "none of shared memory: KV stays on small pages (Linux 6.1 has them)")

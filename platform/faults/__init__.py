@@ -1,1 +1,1 @@
-"""Faults that are made on purpose: which, when, and whoever may ask for them."""
+"""Faults that are made on purpose: which, when, and who may ask for them."""

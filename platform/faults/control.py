@@ -1,4 +1,4 @@
-"""What a replica does when it is told to misbehave: other rules, standing still, a sudden end."""
+"""What a replica does when it is ordered to fail: other rules, standing still, a sudden end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_STOPPED_S = 600.0
 def unsettle(
     request: pb.ChaosRequest, chaos: Chaos, replica_id: ReplicaId, epoch: Epoch
 ) -> pb.ChaosReply:
-    """Do as told, once the answer is out. Raises InvalidRequest for what cannot be."""
+    """Obey, once the answer is out. Raises InvalidRequest for an impossible order."""
     if request.epoch != epoch:
         raise InvalidRequest("another incarnation of this replica was meant", field="epoch")
     if not 0 <= request.stopped_s <= MAX_STOPPED_S or not math.isfinite(request.stopped_s):

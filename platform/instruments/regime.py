@@ -89,7 +89,7 @@ def _overhead_bound(timed: Timed, share: float) -> Diagnosis:
         reason=f"{timed.around_s / timed.step_s:.0%} of the step is schedule, batch, sampling and "
         "Python around the model",
         experiment="run more requests at once, for this cost is shared by a step's tokens; "
-        "`baton profile` tells which of them it is",
+        "`baton profile` shows which of them it is",
     )
 
 
@@ -166,7 +166,7 @@ def flattening(points: Sequence[BatchPoint], ceilings: Ceilings) -> str:
             requests = count_of(sooner.batch, "request")
             return f"flattens from {requests} on: {_why_flat(later, ceilings)}"
     if len(points) < 2:
-        return "where it flattens takes more batches to tell"
+        return "where it flattens takes more batches to find"
     return f"does not flatten up to {points[-1].batch} requests"
 
 

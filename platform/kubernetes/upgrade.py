@@ -166,7 +166,7 @@ def _is_not_compared(keys: Keys) -> bool:
 
 def _why(difference: _Difference) -> str:
     if difference.keys[-1] == "groupName":
-        return "groups are told apart by their place: append new ones at the end"
+        return "groups are identified by their place: append new ones at the end"
     return "part of the RayCluster's hash"
 
 
@@ -181,7 +181,7 @@ def _of_serve(old: str, new: str) -> Iterator[Effect]:
             case _:
                 is_told = True
         if is_told:
-            yield one.becomes(Outcome.IN_PLACE, "Serve tells it to what runs")
+            yield one.becomes(Outcome.IN_PLACE, "Serve passes it to what runs")
         else:
             reason = "Serve starts all that is made of it anew, some replicas at a time"
             yield one.becomes(Outcome.RESTART, reason)

@@ -11,7 +11,7 @@
     at the end      outputs [S, D], logits [S, V]
 
 T = tokens that the rank computes, S = those whose outputs are wanted, D = model width, V =
-vocabulary. The rank's modules tell where it communicates. Expert choices are unknown, so pairs are
+vocabulary. The rank's modules show where it communicates. Expert choices are unknown, so pairs are
 counted as if all data places had equally many tokens and all experts equal load. After the
 attention of its last layer a model only computes S tokens.
 """

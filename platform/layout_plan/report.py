@@ -64,7 +64,7 @@ def show(console: Console, plan: Plan) -> None:
     for refused in plan.refused[:MAX_REFUSED]:
         console.print(f"not {refused.name}: {refused.reason}")
     if plan.refused[MAX_REFUSED:]:
-        console.print(f"nor {len(plan.refused) - MAX_REFUSED} more, which --json tells of")
+        console.print(f"nor {len(plan.refused) - MAX_REFUSED} more, which --json shows")
     if plan.is_quantised:
         console.print(
             "this checkpoint comes quantised: its weights are counted as several ranks widen them; "

@@ -180,7 +180,7 @@ class LoadGenerator:
                 async with asyncio.timeout(self._options.timeout_s):
                     while True:
                         num_tries += 1
-                        exchange = unanswered  # whatever an earlier try was told
+                        exchange = unanswered  # whatever an earlier try received
                         exchange = await self._target.ask(body)
                         if exchange.ending is not Ending.REJECTED or not self._options.is_retried:
                             break

@@ -26,7 +26,7 @@ from baton.platform.load_generator.prompts import (
 )
 
 HIGHEST_IDS = (30_000, 8_000, 2_000, 500)
-"""Vocabulary sizes to try, in order, if no tokenizer tells the number of ids."""
+"""Vocabulary sizes to try, in order, if no tokenizer says the number of ids."""
 FIRST_PLAIN_ID = 256
 """First id behind special tokens and bytes."""
 NUM_IDS = 8
@@ -63,7 +63,7 @@ class Probe:
         answered = await self._agree_on_fields()
         counts_tokens = answered.usage.prompt_tokens is not None
         if not counts_tokens:
-            self._notes.append("the server tells no usage: output tokens are counted by events")
+            self._notes.append("the server reports no usage: output tokens are counted by events")
         writer: PromptWriter | None = None
         if self._dialect.api is Api.COMPLETIONS:
             writer = await self._try_ids()

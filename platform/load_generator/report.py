@@ -97,7 +97,9 @@ def _facts(setting: Setting, summary: Summary) -> Iterator[tuple[str, str]]:
             f"{summary.good_requests_s:.2f} requests/s, {summary.good_share:.1%} of all within"
             f" {_objectives(setting.slo)}",
         )
-    hit = "the server does not tell" if summary.hit_ratio is None else f"{summary.hit_ratio:.1%}"
+    hit = (
+        "the server does not report it" if summary.hit_ratio is None else f"{summary.hit_ratio:.1%}"
+    )
     yield "cache hits", f"{hit}; at most {summary.possible_hit_ratio:.1%} of prompt tokens"
     yield (
         "in flight",

@@ -66,7 +66,7 @@ class Summary:
     good_share: float | None
     """Share of requests that met the objectives, of all that were not interrupted."""
     hit_ratio: float | None
-    """Cached tokens of prompt tokens; None where the server does not tell."""
+    """Cached tokens of prompt tokens; None where the server does not report it."""
     possible_hit_ratio: float
     """Hit ratio of an unlimited prefix cache that every replica shares."""
     mean_concurrency: float

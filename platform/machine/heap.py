@@ -31,10 +31,12 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 def keep_freed_memory(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether the C library was told to."""
+    """Whether the C library was configured so."""
     if any(environ.get(name) for name in BY_OPERATOR):
         return False
-    tell = getattr(ctypes.CDLL(None), "mallopt", None)
-    if tell is None:  # another library than GNU's
+    configure = getattr(ctypes.CDLL(None), "mallopt", None)
+    if configure is None:  # another library than GNU's
         return False
-    return bool(tell(_M_MMAP_THRESHOLD, MAPPED_FROM_BYTES) and tell(_M_TRIM_THRESHOLD, KEPT_BYTES))
+    return bool(
+        configure(_M_MMAP_THRESHOLD, MAPPED_FROM_BYTES) and configure(_M_TRIM_THRESHOLD, KEPT_BYTES)
+    )

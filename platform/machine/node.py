@@ -66,7 +66,7 @@ class NodeFacts:
     shm_free: int | None = None
     """Free bytes in /dev/shm; None if there is none."""
     has_huge_pages: bool | None = None
-    """Whether shared memory can be moved onto pages of 2 MB. None: nobody told."""
+    """Whether shared memory can be moved onto pages of 2 MB. None: unknown."""
     max_files: int
     """The most files that one process may have open."""
     max_locked: int | None = None

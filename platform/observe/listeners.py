@@ -48,7 +48,7 @@ def first_listening(host: str, port: int) -> int:
 
 
 def foreign_listeners(port: int) -> frozenset[int]:
-    """Other users, except root, that listen there; empty if the system does not tell."""
+    """Other users, except root, that listen there; empty if the system does not say."""
     owners = set[int]()
     for table in SOCKETS:
         try:

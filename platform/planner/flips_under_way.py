@@ -10,28 +10,28 @@ from baton.core.replicas import Membership, ReplicaInfo, Role, StartingReplica
 class FlipsUnderWay:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._told: dict[ReplicaId, tuple[Role, float]] = {}
-        """Replicas that were told to flip: the new role, and the time limit."""
+        self._ordered: dict[ReplicaId, tuple[Role, float]] = {}
+        """Replicas that were ordered to flip: the new role, and the time limit."""
 
-    def tell(self, replica_id: ReplicaId, role: Role, flip_s: float) -> None:
-        """It was told to take this role, which may take so many seconds."""
-        self._told[replica_id] = (role, self._clock() + flip_s)
+    def begin(self, replica_id: ReplicaId, role: Role, flip_s: float) -> None:
+        """It was ordered to take this role, which may take so many seconds."""
+        self._ordered[replica_id] = (role, self._clock() + flip_s)
 
     def roles(self, known: Membership) -> dict[ReplicaId, Role]:
-        """Replicas that are to take a role, by what was told here, and by their own word: a planner
-        before this one, or a person, may have told them."""
+        """Replicas that are to take a role, by the orders given here, and by their own reports: an
+        earlier planner, or a person, may have ordered it."""
         role_by_id = {one.replica_id: one.role for one in known.starting}
         role_by_id |= {info.replica_id: info.role for info in known.replicas}
         now = self._clock()
-        for replica_id, (role, until_s) in list(self._told.items()):
+        for replica_id, (role, until_s) in list(self._ordered.items()):
             if role_by_id.get(replica_id, role) is role or now > until_s:
-                del self._told[replica_id]
+                del self._ordered[replica_id]
         flipping = {
             info.replica_id: Role.PREFILL if info.role is Role.DECODE else Role.DECODE
             for info in known.replicas
             if info.is_flipping
         }
-        return {replica_id: role for replica_id, (role, _) in self._told.items()} | flipping
+        return {replica_id: role for replica_id, (role, _) in self._ordered.items()} | flipping
 
     def num_moved(self, known: Membership) -> int:
         """Prefill replicas that decode by now, or will, less those that went the other way."""

@@ -5,7 +5,7 @@
     open     requests that replicas have: so many lately; if each third of the window had more and
              few have ended, they go on growing
 
-Arrivals scatter as Poisson's numbers do, so what n of them tell is known to sqrt(n).
+Arrivals scatter as Poisson's numbers do, so what n of them show is known to sqrt(n).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from baton.platform.planner.observation import Observation
 SURE = 2.0
 """Standard deviations from which on a difference is none of chance."""
 LEAST_OF_PART = 3
-"""Observations of a half, or a third, that a trend is told from."""
+"""Observations of a half, or a third, that a trend is estimated from."""
 MOST_GROWTH = 2.0
 """Times the level that a trend may reach."""
 ENOUGH_ENDED = 10
-"""Answers that tell how long they are; of fewer, the first to end are the shortest."""
+"""Answers that show how long they are; of fewer, the first to end are the shortest."""
 ENOUGH_OF_ALL = 0.5
 """Least share of the requests that came that must have ended for that."""
 
@@ -38,7 +38,7 @@ class Forecast:
     for a rate that falls."""
     num_open: float
     """Requests that replicas will have then, if those they have now go on: by no length of answers,
-    as the longest are the last to tell theirs."""
+    as the longest are the last to show theirs."""
 
 
 def forecast(observations: Sequence[Observation], horizon_s: float) -> Forecast:

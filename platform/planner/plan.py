@@ -145,7 +145,7 @@ def _at_least(kept: int, found: RoleNeed) -> RoleNeed:
         found,
         needed=max(found.needed, kept),
         comfortable=max(found.comfortable, kept),
-        why=f"{found.why}; not all gateways have told theirs, so none goes",
+        why=f"{found.why}; not all gateways have reported theirs, so none goes",
         cause="unheard",
     )
 

@@ -119,9 +119,9 @@ class Planner:
             self.trouble_by_role.pop(role, None)
 
     def flips(self, replica_id: ReplicaId, role: Role) -> None:
-        """Note that the replica was told to take this role."""
+        """Note that the replica was ordered to take this role."""
         self.metrics.flipped(role)
-        self._flips.tell(replica_id, role, self.planned.flip_s)
+        self._flips.begin(replica_id, role, self.planned.flip_s)
 
     def add_instead(self) -> None:
         """A flip was refused: for a while, add and remove replicas instead."""
@@ -141,7 +141,7 @@ class Planner:
         planned, rules = self.planned, self.planned.live_rules
         intervals = ReportIntervals.of(
             sum(planned.wanted_engines.values())
-        )  # at which an earlier registry heard them
+        )  # at which they reported to an earlier registry
         if known.age_s < intervals.settled_after_s:
             return None
         self._see(known)

@@ -53,7 +53,7 @@ class PlannerMetrics:
     """Pairs of (time at which requested replicas would serve, rate expected for that time)."""
     _foretold_for_now: float | None = None
     _arrivals: Counter = field(
-        default_factory=lambda: Counter(f"{PREFIX}arrivals_total", "Requests, as gateways told")
+        default_factory=lambda: Counter(f"{PREFIX}arrivals_total", "Requests, as gateways reported")
     )
     _decisions: Counter = field(
         default_factory=lambda: Counter(
@@ -69,7 +69,7 @@ class PlannerMetrics:
     )
     _flips: Counter = field(
         default_factory=lambda: Counter(
-            f"{PREFIX}flips_total", "Replicas that were told to take another role", ("to",)
+            f"{PREFIX}flips_total", "Replicas that were ordered to take another role", ("to",)
         )
     )
 
@@ -122,7 +122,7 @@ class PlannerMetrics:
         promised = {Role.PREFILL: rules.ttft_s, Role.DECODE: rules.itl_s}
         help = "To the first token by prefill replicas, from token to token by decode replicas"
         yield _of_roles("promised_seconds", help, promised.__getitem__)
-        for name, told in (("heard", "that it hears"), ("wanted", "that there are to be")):
+        for name, told in (("heard", "that report to it"), ("wanted", "that there are to be")):
             yield gauge(f"{PREFIX}gateways_{name}", f"Gateways {told}", gateways[name])
         yield gauge(f"{PREFIX}decided_timestamp_seconds", "Of the last decision", self.decided_at)
         for counter in (self._arrivals, self._decisions, self._outcomes, self._flips):

@@ -2,9 +2,9 @@
 
     add_report(gateway, report) ...  observe(pools) -> what came since the observation before
 
-Of a gateway heard for the first time, only later traffic counts. A silent gateway is left out, and
-the observation is marked incomplete; its next report covers a longer time, so only the last
-period's share of it counts.
+Of a gateway that reports for the first time, only later traffic counts. A silent gateway is left
+out, and the observation is marked incomplete; its next report covers a longer time, so only the
+last period's share of it counts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REPORTS_S = 1.0
 SILENT_S = 3.5 * REPORTS_S
 """Seconds of silence after which a gateway counts as gone."""
 FORGOTTEN_S = 600.0
-"""One that was silent for so long does not come back, or is heard for the first time again."""
+"""One that was silent for so long does not come back, or counts as new when it does."""
 NOTHING = TrafficReport(age_s=0.0)
 
 
@@ -61,13 +61,13 @@ class TrafficWatch:
 
     @property
     def first_heard(self) -> Epoch | None:
-        """The longest-known of the gateways that are still heard; None if none is."""
+        """The longest-known of the gateways that still report; None if none does."""
         now = self._clock()
         known = self._heard_by_gateway.items()
         return next((gateway for gateway, one in known if now - one.at_s <= SILENT_S), None)
 
     def speeds(self) -> dict[Epoch, ReplicaSpeed]:
-        """Latest measured speed by replica; gateways may have heard of it at different times."""
+        """Latest measured speed by replica; gateways may have received it at different times."""
         now = self._clock()
         found: dict[Epoch, ReplicaSpeed] = {}
         for one in self._audible():

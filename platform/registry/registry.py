@@ -1,15 +1,15 @@
 """The registry: which replicas are alive, by their own reports.
 
 Replicas send a heartbeat, with their ReplicaInfo while that is new; one that stays silent for 3.5
-of the periods that it was told is dropped. Time in which the registry itself stands still is no
-silence (`AwakeClock`). Gateways watch for a newer version, and hear what has changed since the one
-they have: all of it if that was forgotten, or another incarnation's. It is a hint only: gateways
-keep what they know when the registry is away, and learn of a dead replica from its broken stream
-long before this does.
+of its reporting periods is dropped. Time in which the registry itself stands still is no silence
+(`AwakeClock`). Gateways watch for a newer version, and receive what has changed since the one they
+have: all of it if that was forgotten, or another incarnation's. It is a hint only: gateways keep
+what they know when the registry is away, and learn of a dead replica from its broken stream long
+before this does.
 
-The more replicas, the seldomer each is heard (`ReportIntervals`), so that many cost no more than a
-few; what is new of one is told at once all the same. Those that are heard seldom hold a call open,
-whose end is the registry's to notice. News that come together are told together.
+The more replicas, the less often each reports (`ReportIntervals`), so that many cost no more than a
+few; news are reported at once all the same. Those that report seldom hold a call open, whose end
+the registry notices. News that come together are passed on together.
 
 A restarted registry knows nobody. Its new incarnation and young age say so, and
 `gateway/fleet/membership/membership.py` removes nothing on its word until everybody had time to
@@ -47,7 +47,7 @@ CALM_WATCH_S = 5.0
 """The longest silence of a watch; a gateway that waits twice as long asks again."""
 LIVELY_S = 30.0
 NEWS_GAP_S = 0.2
-"""Least seconds from one time that gateways are told news to the next."""
+"""Least seconds from one time that gateways get news to the next."""
 
 
 @dataclass(slots=True)
@@ -79,8 +79,8 @@ class Registry:
         max_gone: int = MAX_GONE,
         clock: Clock = monotonic,
     ) -> None:
-        """`ttl_s`: of a replica that is heard each HEARTBEAT_S; longer for the others. `max_gone`:
-        of those that went, so many are known: who asks later is told all there is."""
+        """`ttl_s`: of a replica that reports each HEARTBEAT_S; longer for the others. `max_gone`:
+        of those that went, so many are known: a gateway that asks later gets the whole list."""
         self._ttl_beats = ttl_s / HEARTBEAT_S
         self._clock = clock
         self._incarnation = new_epoch()
@@ -106,7 +106,7 @@ class Registry:
 
     def heartbeat(self, info: ReplicaInfo, telling: int = 0) -> ReportIntervals:
         """`telling`: later ones of a replica have higher numbers; what was overtaken says nothing.
-        Returns how often it is to be heard from now on."""
+        Returns how often it is to report from now on."""
         epoch, before = info.epoch, self._heard.get(info.epoch)
         if before is not None and telling < before.telling:
             return self.intervals
@@ -129,13 +129,13 @@ class Registry:
         self._silence_s = min(self._silence_s, heard.until_s)
         return True
 
-    def hears(self, epoch: Epoch) -> bool:
+    def is_alive(self, epoch: Epoch) -> bool:
         """Whether the replica counts as alive."""
         self._drop_silent()
         return epoch in self._heard
 
     def hang_up(self, epoch: Epoch) -> None:
-        """Note that a replica's connection has ended: unless it is heard in a moment, it is
+        """Note that a replica's connection has ended: unless it reports in a moment, it is
         gone."""
         heard = self._heard.get(epoch)
         if heard is None:
@@ -191,7 +191,8 @@ class Registry:
 
     def spare(self, epoch: Epoch, *, may_be_last: bool = False) -> str:
         """Why a replica may not leave its role; empty if it may, and then it counts as not ready,
-        but as on its way to the other role: whoever plans by now need not be who asked it.
+        but as on its way to the other role: a planner that acts meanwhile may not be the one that
+        asked.
 
         Asked here so that of two which would leave at once, one stays if they are the last, unless
         the deployment does without (`may_be_last`).

@@ -38,8 +38,8 @@ class StartingReplicas:
         return len(self._heard)
 
     def update(self, starting: StartingReplica) -> float:
-        """A new stage is news; how much of it is done is told to who asks anyway. Returns the
-        seconds after which it is to say more of the same stage."""
+        """A new stage is news; how much of it is done is for callers that ask anyway. Returns
+        the seconds after which it is to say more of the same stage."""
         now, key = self._clock(), starting.replica_id
         before = self._heard.get(key)
         is_same = before is not None and (

@@ -1,15 +1,15 @@
 """Merges the states of several registries. Pure.
 
-    a replica is there       if any registry that is heard says so
-    a replica is gone        when all that are heard say so; or one says that it has said farewell
-    a registry is heard      until it has not answered for HEARD_S
-    one began anew           those its last incarnation knew, if that was heard until then, count as
-                             said by it until it has had time to hear everybody; one that begins
+    a replica is there       if any registry that answers says so
+    a replica is gone        when all that answer say so; or one says that it has said farewell
+    a registry answers       until it has not done so for HEARD_S
+    one began anew           those its last incarnation knew, if that answered until then, count as
+                             said by it until all have had time to report to it; one that begins
                              again and again gets that once
 
-Each registry hears each replica, and goes by no other one: so a registry that some replicas cannot
-reach takes nobody away, and one that comes back with an old list brings nobody back for longer than
-it takes to find them silent, by its own monotonic clock.
+Each replica reports to each registry, and no registry goes by another: so one that some replicas
+cannot reach takes nobody away, and one that comes back with an old list brings nobody back for
+longer than it takes to find them silent, by its own monotonic clock.
 
 Where they differ about one replica it counts as ready: one that drains says so itself, on its
 streams.
@@ -43,7 +43,7 @@ class _RegistryState:
 
 
 class MembershipUnion:
-    """The union has an incarnation of its own, and versions of it: what it was is told by them."""
+    """The union has an incarnation of its own, and versions of it: they identify its state."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -68,7 +68,7 @@ class MembershipUnion:
         self._heard[index] = _RegistryState(known, now, kept, kept_until_s)
 
     def heard(self) -> frozenset[int]:
-        """The registries that are heard."""
+        """The registries that answer."""
         now = self._clock()
         return frozenset(i for i, one in self._heard.items() if now - one.at_s <= HEARD_S)
 
@@ -87,7 +87,7 @@ class MembershipUnion:
         )
 
     def membership(self) -> Membership | None:
-        """What they say together now; None while none is heard. Its version is another once who
+        """What they say together now; None while none answers. Its version is another once who
         serves, starts or has left is another."""
         now = self._clock()
         said = [one for one in self._heard.values() if now - one.at_s <= HEARD_S]
@@ -131,7 +131,7 @@ def _replicas(
 
 
 def _starting(said: list[_RegistryState]) -> Iterator[StartingReplica]:
-    """What each says that does not serve yet; a failure is told to one registry before others."""
+    """What each says that does not serve yet; one registry may get a failure before others."""
     found: dict[ReplicaId, StartingReplica] = {}
     for one in said:
         for starting in one.known.starting:

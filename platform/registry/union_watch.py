@@ -4,7 +4,7 @@
     registry 1 --+--> MembershipUnion --> Fleet.follow, as from one registry
     registry 2 --+
 
-A registry that hangs, is away or restarts does not delay the others. While none is heard, gateways
+A registry that hangs, is away or restarts does not delay the others. While none answers, gateways
 keep their replicas.
 """
 
@@ -59,12 +59,12 @@ class UnionWatch:
             ]
 
     def membership(self) -> Membership | None:
-        """The merged state; None while no registry is heard."""
+        """The merged state; None while no registry answers."""
         return self._union.membership()
 
     async def watch(self, incarnation: Epoch | None, version: int) -> Membership:
         """Return the merged state once it differs from the caller's version, or after a timeout.
-        Raises Unavailable while no registry is heard."""
+        Raises Unavailable while no registry answers."""
         self.start()
         began_s = self._clock()
         while True:
@@ -94,8 +94,8 @@ class UnionWatch:
         return CALM_WATCH_S if is_calm else WATCH_S
 
     def told(self) -> list[dict[str, Any]]:
-        """The state of each registry for operators: heard or why not, and its number of
-        replicas."""
+        """The state of each registry for operators: whether it answers, or why not, and how many
+        replicas it knows."""
         heard = self._union.heard()
         return [
             {

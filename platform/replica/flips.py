@@ -2,8 +2,8 @@
 
     asked      the configuration allows it, and the registry can spare it   or it is refused at once
     draining   nothing new; what runs here moves elsewhere, with its KV     or it stays what it is:
-    shut       no request is left: no other begins, and nobody is lent KV   its time is over, it was
-               any more, until what was lent is back                        told otherwise, or the
+    shut       no request is left: no other begins, and nobody is lent KV   its time is over, it got
+               any more, until what was lent is back                        another order, or the
     leaving    it says farewell to the registry                             registry is away
     turning    this incarnation ends; another begins in the other role,     or it is not well, and
                with an epoch and an address of its own                      Serve replaces it
@@ -51,7 +51,7 @@ class Turning(Protocol):
     async def spare(self, info: ReplicaInfo) -> str:
         """See `Registry.spare`."""
 
-    async def tell_state(self) -> None:
+    async def report_state(self) -> None:
         """Report the present state to the registry."""
 
     async def deregister(self) -> None:
@@ -97,10 +97,9 @@ class Flips:
             if replica is None or self._is_closed or self._turns_from(role):
                 raise Unavailable(TURNS)
             if role is replica.info.role:
-                self._stay(f"it was told to stay {role}")
+                self._stay(f"it was ordered to stay {role}")
             elif not self._is_under_way:
-                if self._task is not None:
-                    await asyncio.wait({self._task})  # an earlier flip that was just given up
+                await self._end_given_up()
                 await self._leave_role(replica, role)
             return replica.worker.num_open
 
@@ -114,6 +113,7 @@ class Flips:
         self._is_closed = True
         async with self._asking:
             self._give_up("the replica leaves")
+        await self._end_given_up()
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
 
@@ -131,6 +131,13 @@ class Flips:
             flip.failure = why
             flip.replica.is_flipping = flip.replica.worker.core.is_shut = False
             log.info("no flip to %s: %s", flip.role, why)
+
+    async def _end_given_up(self) -> None:
+        """End what a flip that was given up still does: it may wait for a busy engine, or for the
+        registry, and nobody needs the answer."""
+        if self._task is not None and self._flip is not None and not self._flip.is_turning:
+            self._task.cancel()
+            await asyncio.wait({self._task})
 
     def _stay(self, why: str) -> None:
         """Keep the role that it had before it was asked."""
@@ -166,9 +173,9 @@ class Flips:
 
     async def _run(self, flip: _Flip) -> None:
         began_s = monotonic()
-        await self._of.tell_state()
+        await self._of.report_state()
         if not (await self._is_emptied(flip) and await self._has_left(flip)):
-            await self._of.tell_state()
+            await self._of.report_state()
             return
         emptied_s = monotonic()
         try:

@@ -81,7 +81,7 @@ class Replica:
 
     @property
     def info(self) -> ReplicaInfo:
-        """What it tells the registry now."""
+        """What it reports to the registry now."""
         is_ready = not (self.worker.core.is_draining or self.is_flipping)
         return replace(self.registered, is_ready=is_ready, is_flipping=self.is_flipping)
 
@@ -125,7 +125,7 @@ class Replica:
 
     async def stop(self) -> None:
         await self.stop_serving()
-        await self.tell_spans()
+        await self.send_spans()
 
     async def stop_serving(self) -> None:
         self.worker.core.kv_feed.close()
@@ -138,7 +138,7 @@ class Replica:
             await half.close()
         await self.parts.channels.close()
 
-    async def tell_spans(self) -> None:
+    async def send_spans(self) -> None:
         """The last of them, for as long as a collector that does not answer is waited for."""
         await asyncio.to_thread(self.worker.core.tracer.close)
 

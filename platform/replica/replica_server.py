@@ -134,7 +134,7 @@ class ReplicaGrpc(ReplicaServicer):
         context: grpc.aio.ServicerContext[pb.DrainRequest, pb.DrainReply],
     ) -> pb.DrainReply:
         await self._check_epoch(request.epoch, context)
-        await self._stop_flip("it was told to drain instead", context)
+        await self._stop_flip("it was ordered to drain instead", context)
         self._worker.begin_drain()
         return pb.DrainReply(num_open=self._worker.num_open)
 

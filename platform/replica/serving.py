@@ -1,9 +1,9 @@
 """Serves an engine, in the role of its pool or in the other one.
 
-    begin   worker and server start; from now on a heartbeat tells where
+    begin   worker and server start; from now on a heartbeat reports where
     turn    gateways hang up; the same in the other role, as another incarnation: see `flips.py`;
-            what spans the last one has are told behind it
-    drain   unready, which the registry hears at once; then requests finish, or go elsewhere
+            the spans of the last one are sent meanwhile
+    drain   unready, which the registry gets at once; then requests finish, or go elsewhere
     leave   the registry forgets it; gateways hang up; server and worker end, the engine's ranks
             remain
 
@@ -38,15 +38,15 @@ log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 FAREWELL_S = 1.0
-"""Seconds that a replica which ends gives the registry to hear so. Where an application ends the
-registry does, too, and a call to it may never be answered. A registry that needs longer loses
-nothing but time: gateways hear from the replica itself that it takes no more, and see its streams
-end; the registry drops who hung up after 3.5 s of silence, and until then the planner counts one
-replica too many, and a gateway that starts tries in vain to reach it."""
+"""Seconds that a replica which ends waits for the registry to answer. Where an application ends,
+its registry ends, too, and a call to it may never be answered. A registry that needs longer loses
+nothing but time: the replica itself reports to gateways that it takes no more, and ends their
+streams; the registry drops it after 3.5 s of silence, and until then the planner counts one replica
+too many, and a gateway that starts cannot reach it."""
 
 HANG_UP_S = 0.25
 """Seconds that a replica which has said farewell gives gateways to end their streams, which they do
-as soon as the registry tells them. If it ended a stream at the same moment as a gateway, gRPC would
+as soon as the registry reports it. If it ended a stream at the same moment as a gateway, gRPC would
 log an error with a traceback: it cannot send a status to a caller that has hung up."""
 LOOK_S = 0.005
 
@@ -107,7 +107,7 @@ class Serving:
             assert old is not None, "it turns once at a time"
             await _until_hung_up(old)
             await old.stop_serving()
-            telling = asyncio.create_task(old.tell_spans())
+            telling = asyncio.create_task(old.send_spans())
             self._telling.add(telling)
             telling.add_done_callback(self._telling.discard)
             await asyncio.to_thread(_check_is_empty, self._engine)
@@ -120,7 +120,7 @@ class Serving:
             return
         draining = asyncio.create_task(self.replica.drain(self.config.health.drain_s))
         await asyncio.sleep(0)  # report at once that it is unready
-        telling = asyncio.create_task(self.tell_state())
+        telling = asyncio.create_task(self.report_state())
         if not await draining:
             log.warning("%s leaves with requests unfinished; gateways place them again", self._id)
         telling.cancel()  # do not wait for a registry that ends, too: see FAREWELL_S
@@ -165,7 +165,7 @@ class Serving:
         may_be_last = info.role is Role.PREFILL and not self.config.prefill.replicas
         return await self._registry.spare(info.epoch, may_be_last)
 
-    async def tell_state(self) -> None:
+    async def report_state(self) -> None:
         if self.replica is not None:
             await self._try(self._registry.heartbeat(self.replica.info))
 
@@ -196,7 +196,7 @@ class Serving:
 
 
 async def _until_hung_up(replica: Replica) -> None:
-    """Wait until gateways have ended their streams, but not for one that has not heard."""
+    """Wait until gateways have ended their streams, but not for one that does not know yet."""
     with suppress(TimeoutError):
         async with asyncio.timeout(HANG_UP_S):
             while replica.num_gateway_streams:

@@ -41,7 +41,7 @@ class Startup:
         self._registry = registry
         self._state = starting
         self._news = asyncio.Event()
-        self._telling: asyncio.Task[None] | None = None
+        self._reporting: asyncio.Task[None] | None = None
 
     def enter(self, stage: str) -> None:
         self._state = self._state.at(stage)
@@ -54,7 +54,7 @@ class Startup:
 
     async def __aenter__(self) -> Self:
         log.info("%s", self._state.stage)
-        self._telling = asyncio.create_task(self._tell())
+        self._reporting = asyncio.create_task(self._keep_reporting())
         return self
 
     async def __aexit__(
@@ -63,16 +63,18 @@ class Startup:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._telling is not None:
-            self._telling.cancel()
+        if self._reporting is not None:
+            self._reporting.cancel()
         if isinstance(error, Exception):
             is_final = isinstance(error, BEYOND_RETRY) and not isinstance(error, ModelUnreachable)
             failed = self._state.failed(_cause(error), is_final=is_final)
-            is_told = await self._report(failed) is not None  # who hears it says it to the operator
-            level = logging.INFO if is_told else logging.ERROR
+            is_reported = await self._report(failed) is not None
+            level = (
+                logging.INFO if is_reported else logging.ERROR
+            )  # a report is shown to the operator
             log.log(level, "failed while %s: %s", failed.stage, failed.failure)
 
-    async def _tell(self) -> None:
+    async def _keep_reporting(self) -> None:
         while True:
             self._news.clear()
             rest_s = await self._report(self._state)
@@ -86,7 +88,7 @@ class Startup:
             async with asyncio.timeout(REPORT_TIMEOUT_S):
                 return await self._registry.report_starting(state)
         except Exception as error:  # whatever Ray raises; the registry may still start itself
-            log.info("cannot tell the registry how far it is: %r", error)
+            log.info("the progress of the start cannot be reported to the registry: %r", error)
             return None
 
 

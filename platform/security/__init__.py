@@ -1,1 +1,1 @@
-"""Certificates, tokens and TLS: who may call whom."""
+"""Certificates, tokens and TLS: which process may call which."""

@@ -1,6 +1,6 @@
 """The prefix cache of a simulated replica: the least recently used blocks go first.
 
-It tells its changes as a live replica does, so that the router's own index follows it.
+It reports its changes as a live replica does, so that the router's own index follows it.
 """
 
 from __future__ import annotations

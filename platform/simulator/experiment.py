@@ -116,7 +116,7 @@ def play_all(cases: Sequence[C], num_jobs: int, play_one: Callable[[C], Row]) ->
             yield row.result()
     except BrokenProcessPool:
         raise BatonError(
-            "a simulation was ended from outside, for want of memory most likely; give fewer --jobs"
+            "a simulation was ended from outside, most likely for lack of memory; give fewer --jobs"
         ) from None
     finally:
         workers.shutdown(cancel_futures=True)

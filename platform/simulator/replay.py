@@ -4,7 +4,7 @@
 
 The same capture, policy and seed give the same result to the last byte. Caches begin empty, as
 nothing says what they held before; so the captured policy is best replayed as well, beside the
-other, and tells how far the simulation is from what came.
+other, and shows how far the simulation is from what came.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Setup:
     tokens_per_s: float
     """Prompt tokens a second that a replica prefills."""
     itl_s: float = 0.0
-    """Seconds from one output token to the next: they tell when an answer ends, and so when a
+    """Seconds from one output token to the next: they decide when an answer ends, and so when a
     session's next turn comes."""
     max_waiting: int | None = None
     """Prompts that wait, in the gateway and at the replicas; more are rejected. None: no limit."""

@@ -202,7 +202,7 @@ def _layouts(answer: Answer) -> Table:
     not_told = len(answer.prefill_layouts) - MAX_LAYOUTS
     more = f"{not_told} more, and " if not_told > 0 else ""
     if answer.refused:
-        table.caption = f"{more}{len(answer.refused)} layouts refused; --json tells why"
+        table.caption = f"{more}{len(answer.refused)} layouts refused; --json shows why"
     return table
 
 

@@ -1,4 +1,4 @@
-"""Reads traces, gzipped or not, and tells their format by the first line.
+"""Reads traces, gzipped or not, and recognises their format by the first line.
 
 Mooncake   {"timestamp": ms, "input_length", "output_length", "hash_ids": [...]}
 sessions   {"session", "turn", "gap_s", "input_length", "output_length", "hash_ids": [...]}

@@ -1,4 +1,4 @@
-"""What `baton verify` tries: prompts of telling lengths, in situations that have gone wrong before.
+"""What `baton verify` tries: prompts of critical lengths, in situations that went wrong before.
 
 Every case must give the tokens that one engine gives to each prompt alone.
 """
@@ -16,7 +16,7 @@ Prompt = tuple[int, ...]
 NUM_OUTPUT = 16
 MAX_PROMPT = 160
 NUM_LOGPROBS = 2
-"""Two: their distance tells a wrong token from a near tie."""
+"""Two: their distance distinguishes a wrong token from a near tie."""
 PERIODS = (1, 2, 5)
 """Periods, in tokens, of repetitive prompts: prompt-lookup methods draft behind them."""
 
@@ -36,7 +36,7 @@ SEEDED = SamplingParams(
 REPEATING = replace(
     SEEDED, logit_bias=((11, 100.0), (12, 100.0), (13, 100.0)), presence_penalty=0.0
 )
-"""What has three tokens to say repeats itself: whoever drafts by what was said before finds it."""
+"""What has three tokens to say repeats itself: a drafter that looks up earlier text finds it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

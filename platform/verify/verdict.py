@@ -67,7 +67,7 @@ class Evidence:
     leaks: Sequence[str]
     num_corrupt: int
     num_squeezed: int
-    """Requests preempted and handoffs refused or taken back, for want of room."""
+    """Requests preempted and handoffs refused or taken back, for lack of room."""
     ms: float
     is_drafting: bool = False
     """The decoding side was to guess tokens."""

@@ -81,7 +81,7 @@ class Adapter:
     kube: Kube
     ray: RayCluster
     topology_keys: Sequence[str] = ()
-    """Labels of nodes that tell where they are, the widest first."""
+    """Labels of nodes that say where they are, the widest first."""
     clock: Clock = monotonic
     metrics: FollowMetrics = field(default_factory=FollowMetrics)
     account: Account = field(default_factory=Account)

@@ -41,7 +41,7 @@ class WorkerGroup:
     num_gpus: float = 0.0
     """What Ray counts on one of its pods."""
     named: tuple[str, ...] = ()
-    """Pods that KubeRay is told to delete."""
+    """Pods that KubeRay is to delete."""
 
     @property
     def desired(self) -> int:
@@ -59,7 +59,7 @@ class Pod:
     name: str
     group: str
     replica: str = ""
-    """Which of the group's replicas it belongs to, where each is several pods and KubeRay tells
+    """Which of the group's replicas it belongs to, where each is several pods and KubeRay says
     (its gate RayMultiHostIndexing, on since 1.6)."""
     ip: str = ""
     """Empty before it has one."""
@@ -158,8 +158,8 @@ def _read_group(spec: Mapping[str, Any]) -> WorkerGroup:
 
 
 def _resources(spec: Mapping[str, Any]) -> tuple[float, float]:
-    """CPUs and GPUs of a pod, as KubeRay tells `ray start`: by the group's own word, or by the
-    container's limits."""
+    """CPUs and GPUs of a pod, as KubeRay passes them to `ray start`: by the group's own settings,
+    or by the container's limits."""
     containers: Sequence[Mapping[str, Any]] = spec["template"]["spec"]["containers"]
     of_container = containers[0].get("resources") or {}
     limits = of_container.get("limits") or {}

@@ -45,7 +45,7 @@ class CachedBlocks(NamedTuple):
 
 
 class KvGap(Exception):
-    """Events were missed: only a snapshot can tell what the replica has."""
+    """Events were missed: only a snapshot can show what the replica has."""
 
 
 @dataclass(slots=True)

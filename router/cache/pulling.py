@@ -129,14 +129,14 @@ class RateMeter:
         `handed_off`: who computed the prompt, who decodes it.
 
         A handoff's time begins when the prompt is scheduled, behind its queue, and contains the
-        computing it waits for, so only what was pulled tells how fast KV travels; what is left of
+        computing it waits for, so only what was pulled shows how fast KV travels; what is left of
         a handoff's is what the request waited for its KV.
         """
         self.rates.links.pass_to(now)
         self.rates.handoffs.pass_to(now)
         if handed_off is not None and receipt.transfer_ms > 0 and receipt.kv_bytes > 0:
             left_ms = receipt.transfer_ms - receipt.prefill_ms
-            self._hear_handoff(handed_off, receipt.kv_bytes, max(left_ms, 0.0) / 1e3)
+            self._observe_handoff(handed_off, receipt.kv_bytes, max(left_ms, 0.0) / 1e3)
         num_computed = receipt.prompt_tokens - receipt.cached_tokens
         if receipt.prefill_ms > 0 and num_computed >= MIN_MEASURED_TOKENS:
             rate = num_computed / (receipt.prefill_ms / 1e3)
@@ -154,7 +154,7 @@ class RateMeter:
             handoff_s=self.rates.handoff_s if self._handoff_s is None else self._handoff_s,
         )
 
-    def _hear_handoff(self, pair: Pair, num_bytes: int, seconds: float) -> None:
+    def _observe_handoff(self, pair: Pair, num_bytes: int, seconds: float) -> None:
         """Most of it goes while the prompt is computed, whatever its size."""
         self._handoff_s = _smoothed(self._handoff_s, seconds)
         self.rates.handoffs.observe(pair, num_bytes, seconds, LinkTime(self._handoff_s, inf))

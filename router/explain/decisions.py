@@ -151,7 +151,7 @@ class Decision:
 
 
 class Decisions:
-    """Ages are by `clock`: Unix time is set back now and then, and only told."""
+    """Ages are by `clock`: Unix time is set back now and then, and is only reported."""
 
     def __init__(self, max_kept: int, clock: Clock = monotonic) -> None:
         self.max_kept = max_kept
@@ -176,7 +176,7 @@ class Decisions:
         self._forget()
         outcomes = self._outcome_by_number
         return starmap(
-            _told, [(one, outcomes.get(number)) for number, one in self._by_number.items()]
+            _with_outcome, [(one, outcomes.get(number)) for number, one in self._by_number.items()]
         )
 
     def record(self, decision: Decision) -> int:
@@ -209,7 +209,9 @@ class Decisions:
         self._forget()
         numbers = self._numbers_by_id.get(public_id, ())
         outcomes = self._outcome_by_number
-        return tuple(_told(self._by_number[number], outcomes.get(number)) for number in numbers)
+        return tuple(
+            _with_outcome(self._by_number[number], outcomes.get(number)) for number in numbers
+        )
 
     def _forget(self) -> None:
         now = self._clock()
@@ -233,5 +235,5 @@ class Decisions:
             self._first_named += 1
 
 
-def _told(decision: Decision, outcome: Outcome | None) -> Decision:
+def _with_outcome(decision: Decision, outcome: Outcome | None) -> Decision:
     return decision if outcome is None else replace(decision, outcome=outcome)

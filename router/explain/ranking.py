@@ -15,7 +15,7 @@ from baton.core.replicas import ReplicaInfo, Role
 from baton.router.explain.decisions import Considered, DecodeConsidered
 from baton.router.table.columns import Numbers
 
-MAX_TOLD = 8
+MAX_REPORTED = 8
 """Most candidates in a decision's record, the cheapest first."""
 
 
@@ -57,7 +57,7 @@ class Ranking(Sequence[Considered]):
         if isinstance(place, slice):
             return [self[each] for each in range(*place.indices(len(self)))]
         place = range(len(self))[place]
-        info, corrected_s, heard_at_s = self.known[place]
+        info, corrected_s, received_at_s = self.known[place]
         terms = () if self.terms is None else self.terms[:, place].tolist()
         return Considered(
             replica_id=info.replica_id,
@@ -68,7 +68,7 @@ class Ranking(Sequence[Considered]):
             work_s=float(self.work_s[place]),
             latency_s=self._latency_s(place),
             corrected_s=corrected_s,
-            age_s=None if heard_at_s is None else self.decided_s - heard_at_s,
+            age_s=None if received_at_s is None else self.decided_s - received_at_s,
             terms=dict(zip(self.names, terms, strict=True)),
         )
 
@@ -96,13 +96,13 @@ class DecodeRanking(Sequence[DecodeConsidered]):
         if isinstance(place, slice):
             return [self[each] for each in range(*place.indices(len(self)))]
         place = range(len(self))[place]
-        info, heard_at_s = self.known[place]
+        info, received_at_s = self.known[place]
         *terms, cost_s = self.terms[:, place].tolist()
         return DecodeConsidered(
             replica_id=info.replica_id,
             epoch=info.epoch,
             cost_s=cost_s,
             num_held_tokens=int(self.num_held[place]),
-            age_s=None if heard_at_s is None else self.decided_s - heard_at_s,
+            age_s=None if received_at_s is None else self.decided_s - received_at_s,
             terms=dict(zip(self.names, terms, strict=True)),
         )

@@ -48,7 +48,7 @@ def later_s(priority: int) -> float:
 class Turns:
     def __init__(self, *, knows_objectives: bool = True) -> None:
         self._knows_objectives = knows_objectives
-        self._num_heard = 0
+        self._num_observed = 0
         self.typical_s = 0.0
         """Seconds of a typical prompt without cached tokens: a mean over about the last hundred."""
 
@@ -56,8 +56,8 @@ class Turns:
         """A prompt was placed that takes so long where nothing of it is cached."""
         if not math.isfinite(work_s):  # a mean would keep it for ever
             return
-        self._num_heard += 1
-        self.typical_s += (work_s - self.typical_s) * max(WEIGHT, 1 / self._num_heard)
+        self._num_observed += 1
+        self.typical_s += (work_s - self.typical_s) * max(WEIGHT, 1 / self._num_observed)
 
     @property
     def latest_s(self) -> float:

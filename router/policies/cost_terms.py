@@ -19,7 +19,7 @@ from baton.kernels.routing.cost_terms_cpu import Least as LeastAsked
 from baton.kernels.routing.cost_terms_cpu import Replicas
 from baton.kernels.routing.cost_terms_cpu import cost_terms as compiled
 from baton.router.cache.heat import Charge
-from baton.router.explain.ranking import MAX_TOLD
+from baton.router.explain.ranking import MAX_REPORTED
 from baton.router.fairness.slo import (
     LITTLE,
     MOST_LATER_S,
@@ -97,7 +97,7 @@ def costs(
         terms = reference(asked, charge, candidates, held)
         return Costs(terms[-1], TERMS, terms[:-1])
     num = len(held.tokens)
-    terms, told = np.empty((NUM_ROWS, num)), np.empty((NUM_ROWS + 2, min(num, MAX_TOLD)))
+    terms, reported = np.empty((NUM_ROWS, num)), np.empty((NUM_ROWS + 2, min(num, MAX_REPORTED)))
     columns = candidates.columns
     order = compiled(
         found,
@@ -113,9 +113,9 @@ def costs(
             *(held.usable, held.fetch_s, held.handoff_s),
         ),
         terms,
-        LeastAsked(columns.draws_address, draw, told),
+        LeastAsked(columns.draws_address, draw, reported),
     )
-    return Costs(terms[-1], TERMS, terms[:-1], Least(order, told))
+    return Costs(terms[-1], TERMS, terms[:-1], Least(order, reported))
 
 
 def reference(

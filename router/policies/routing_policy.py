@@ -54,7 +54,7 @@ class Least(NamedTuple):
 
     order: Sequence[int]
     """Their places, the least first; equals are drawn."""
-    told: Numbers
+    reported: Numbers
     """[row, found]: the cost's terms and their sum, leading tokens that each need not compute, and
     seconds to fetch those of them that it lacks."""
 
@@ -81,7 +81,7 @@ class RoutingPolicy(Protocol):
         """One a candidate: the least wins."""
 
     def placed(self, prompt: Prompt, candidate: Candidate) -> None:
-        """Hear where `prompt` went."""
+        """Note where `prompt` went."""
 
 
 class RoutesAtOnce:

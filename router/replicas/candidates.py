@@ -157,7 +157,7 @@ class Candidates:
         if asked is None or asked[0] != now or asked[1] != version:
             next_free_s, ends_s, told_s = self._numbers[: Column.TOLD_UNTIL_S + 1] - now
             busy_s = np.maximum(next_free_s, 0.0, out=next_free_s)
-            ends_s += LATE_S  # what is below zero now is what `overdue_s` tells
+            ends_s += LATE_S  # what is below zero now is what `overdue_s` says
             busy_s -= np.minimum(ends_s, 0.0, out=ends_s)
             np.maximum(busy_s, told_s, out=busy_s)
             asked = self._busy_s = now, version, busy_s
@@ -289,7 +289,7 @@ class CandidateTable:
         self._candidates.append(candidate)
         self._all = None
 
-    def hear_pace(self, speed: Speed) -> None:
+    def observe_pace(self, speed: Speed) -> None:
         """`speed`, which several may share, is another by now."""
         shares = np.fromiter((one.speed is speed for one in self._candidates), bool, len(self))
         if shares.any():

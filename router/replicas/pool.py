@@ -38,14 +38,14 @@ class KnownReplica:
         self.is_connected = False
         self.is_away = False
         """Whether it is silent, or its stream is broken: prompts must not wait for it."""
-        self.is_told_to_drain = False
-        """Whether this gateway has told it to drain; its own word of it may be on its way."""
+        self.is_ordered_to_drain = False
+        """Whether this gateway has ordered it to drain; its own report may be on its way."""
         self.num_open = 0
         """Requests this gateway has there."""
         self._capacity: Capacity | None = None
         self._num_open_then = 0
         """When that was said."""
-        self.heard_at_s: float | None = None
+        self.received_at_s: float | None = None
         """When it was said."""
 
     @property
@@ -61,7 +61,7 @@ class KnownReplica:
     def age_s(self, now: float) -> float | None:
         """How long ago its last word was said. It says something each second while it
         has anything to do, so much more is a sign. None: it has said none."""
-        return None if self.heard_at_s is None else now - self.heard_at_s
+        return None if self.received_at_s is None else now - self.received_at_s
 
     @property
     def max_open(self) -> int:
@@ -75,7 +75,7 @@ class KnownReplica:
     @property
     def is_draining(self) -> bool:
         says_so = self.capacity is not None and self.capacity.is_draining
-        return says_so or self.is_told_to_drain or not self.info.is_ready
+        return says_so or self.is_ordered_to_drain or not self.info.is_ready
 
     @property
     def is_open(self) -> bool:
@@ -91,9 +91,9 @@ class KnownReplica:
     def num_requests(self) -> int:
         """Requests of all gateways that decode there, or are about to: by its last word and what
         was sent since."""
-        told = self._capacity
-        num_told = 0 if told is None else told.num_running + told.num_waiting
-        return max(num_told, self._num_open_then) + self.num_since
+        capacity = self._capacity
+        num_reported = 0 if capacity is None else capacity.num_running + capacity.num_waiting
+        return max(num_reported, self._num_open_then) + self.num_since
 
 
 class Pool:
@@ -222,7 +222,7 @@ class Pool:
             self.decoding.write(
                 row,
                 replica.capacity,
-                replica.heard_at_s,
+                replica.received_at_s,
                 num_requests=replica.num_requests,
                 num_since=max(replica.num_since, 0),
                 block_size=replica.info.layout.block_size,

@@ -27,7 +27,7 @@ APART, APART_S = 0.25, 0.001
 less off counts as all others, so that what is computed for a prompt does not grow with the pairs
 that are known."""
 APART_WEIGHT = 2.0
-"""Least weight of what was heard of a pair that stands apart: one late transfer is chance."""
+"""Least weight of the samples of a pair that stands apart: one late transfer is chance."""
 LEAST_S = 1e-12
 """The least seconds per byte: a slope is never zero or negative."""
 
@@ -75,10 +75,10 @@ class _PairHistory:
 
 
 class LinkTimes:
-    """Latency and bandwidth of the pairs that were heard of lately."""
+    """Latency and bandwidth of the pairs with recent samples."""
 
     def __init__(self, max_pairs: int = MAX_PAIRS) -> None:
-        self._heard_by_pair: Recent[Pair, _PairHistory] = Recent(max_pairs)
+        self._history_by_pair: Recent[Pair, _PairHistory] = Recent(max_pairs)
         self._takers_by_lender: dict[Epoch, set[Epoch]] = {}
         self._lenders_by_taker: dict[Epoch, set[Epoch]] = {}
         """Lenders by taker, of the pairs that take clearly longer or less than others."""
@@ -86,10 +86,10 @@ class LinkTimes:
 
     def of(self, pair: Pair) -> LinkTime | None:
         """None: nothing is known of it, so it is as all others."""
-        heard = self._heard_by_pair.get(pair) if self._heard_by_pair else None
-        if heard is None or self._now - heard.at_s > FORGET_S:
+        history = self._history_by_pair.get(pair) if self._history_by_pair else None
+        if history is None or self._now - history.at_s > FORGET_S:
             return None
-        return heard.line
+        return history.line
 
     def from_lender(self, lender: Epoch) -> dict[Epoch, LinkTime]:
         """Link times by taker, of those clearly nearer to this lender, or farther, than others
@@ -115,14 +115,14 @@ class LinkTimes:
 
     def observe(self, pair: Pair, num_bytes: float, seconds: float, usual: LinkTime) -> None:
         """KV went from one to the other just now; at least one byte."""
-        heard = self._heard_by_pair.get(pair)
-        is_new = heard is None or self._now - heard.at_s > FORGET_S
-        before = _Sums() if is_new or heard is None else heard.sums.left(1.0 - PATIENCE)
+        history = self._history_by_pair.get(pair)
+        is_new = history is None or self._now - history.at_s > FORGET_S
+        before = _Sums() if is_new or history is None else history.sums.left(1.0 - PATIENCE)
         sums = before.plus(1.0, num_bytes, seconds)
         anchored = sums.plus(PRIOR, 0.0, usual.latency_s)
         anchored = anchored.plus(PRIOR, num_bytes, usual.seconds(num_bytes))
         line = anchored.line
-        forgotten = self._heard_by_pair.put(pair, _PairHistory(sums, line, self._now))
+        forgotten = self._history_by_pair.put(pair, _PairHistory(sums, line, self._now))
         if forgotten is not None:
             self._set_apart(forgotten, is_apart=False)
         off_s = abs(line.seconds(num_bytes) - usual.seconds(num_bytes))

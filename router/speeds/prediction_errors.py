@@ -39,12 +39,12 @@ class Interval:
 
 class PredictionErrors:
     def __init__(self) -> None:
-        self._heard: deque[tuple[float, float]] = deque(maxlen=MAX_KEPT)
+        self._observed: deque[tuple[float, float]] = deque(maxlen=MAX_KEPT)
         """Logarithm of what was predicted, and the error."""
         self._outside = 1 - COVERAGE
 
     def __len__(self) -> int:
-        return len(self._heard)
+        return len(self._observed)
 
     def observe(self, predicted_s: float, actual_s: float) -> None:
         expected = self.interval(predicted_s)
@@ -52,13 +52,13 @@ class PredictionErrors:
         moved = self._outside + PATIENCE * (1 - COVERAGE - is_miss)
         self._outside = min(max(moved, 0.0), 2 * (1 - COVERAGE))
         log_predicted = math.log(max(predicted_s, LEAST_S))
-        self._heard.append((log_predicted, math.log(max(actual_s, LEAST_S)) - log_predicted))
+        self._observed.append((log_predicted, math.log(max(actual_s, LEAST_S)) - log_predicted))
 
     def interval(self, predicted_s: float, spread: float = 0.0) -> Interval:
         """`spread`: how far off the replica's own fit is, by its own word."""
         log_predicted = math.log(max(predicted_s, LEAST_S))
-        newest_first = reversed(self._heard)  # of equally near ones the newest count
-        nearest = sorted(newest_first, key=lambda heard: abs(heard[0] - log_predicted))
+        newest_first = reversed(self._observed)  # of equally near ones the newest count
+        nearest = sorted(newest_first, key=lambda one: abs(one[0] - log_predicted))
         errors = [error for _, error in nearest[:NUM_NEAREST]]
         guess = max(GUESS, 3 * math.log1p(spread))
         num_missing = NUM_GUESSED - len(errors)

@@ -37,7 +37,7 @@ class DecodeFact(IntEnum):
     FREE_TOKENS = auto()
     """Tokens that its free blocks hold."""
     USED_TOKENS = auto()
-    HEARD_AT_S = auto()
+    RECEIVED_AT_S = auto()
     """When it spoke last, if it said that it has something to do; infinite: it need not speak."""
 
 
@@ -88,28 +88,28 @@ class DecodeColumns:
     def write(
         self,
         row: int,
-        told: Capacity | None,
-        heard_at_s: float | None,
+        capacity: Capacity | None,
+        received_at_s: float | None,
         *,
         num_requests: int,
         num_since: int,
         block_size: int,
     ) -> None:
-        step_s = _step_s(told)
-        is_awaited = told is not None and not told.is_at_rest and heard_at_s is not None
+        step_s = _step_s(capacity)
+        is_awaited = capacity is not None and not capacity.is_at_rest and received_at_s is not None
         free, used = math.inf, 1.0
-        if told is not None and told.num_blocks:
-            free = float(told.num_free_blocks * block_size)
-            used = float(max(told.num_blocks - told.num_free_blocks, 1) * block_size)
-        context = 0 if told is None else told.num_context_tokens
-        heard_s = heard_at_s if is_awaited and heard_at_s is not None else math.inf
+        if capacity is not None and capacity.num_blocks:
+            free = float(capacity.num_free_blocks * block_size)
+            used = float(max(capacity.num_blocks - capacity.num_free_blocks, 1) * block_size)
+        context = 0 if capacity is None else capacity.num_context_tokens
+        received_s = received_at_s if is_awaited and received_at_s is not None else math.inf
         if self._steps[row] != step_s:
             self._steps[row] = step_s
             self._is_usual_known = False
         self._numbers[:, row] = (
             *(num_requests, num_since, context),
             *step_s,
-            *(free, used, heard_s),
+            *(free, used, received_s),
         )
 
     @property
@@ -123,11 +123,11 @@ class DecodeColumns:
         return self._usual
 
 
-def _step_s(told: Capacity | None) -> tuple[float, float, float]:
+def _step_s(capacity: Capacity | None) -> tuple[float, float, float]:
     """The values of `DecodeFact` from CONSTANT_S on; NaN if too little was measured."""
-    times = None if told is None else told.step_times
-    if told is None or times is None or times.num_decode_steps < ENOUGH_STEPS:
+    times = None if capacity is None else capacity.step_times
+    if capacity is None or times is None or times.num_decode_steps < ENOUGH_STEPS:
         return UNMEASURED
-    slowness = max(told.slowness, 1.0)
+    slowness = max(capacity.slowness, 1.0)
     steps = times.constant_s, times.token_s + times.request_s, times.context_s
     return (steps[0] * slowness, steps[1] * slowness, steps[2] * slowness)

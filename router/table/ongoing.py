@@ -41,7 +41,7 @@ class _Last(NamedTuple):
 class Ongoing:
     def __init__(self) -> None:
         self._last_by_session: OrderedDict[str, _Last] = OrderedDict()
-        """The one that was heard of longest ago first."""
+        """The one with the oldest report first."""
         self._gap_s, self._num_gaps = FIRST_GAP_S, NUM_SUPPOSED
         self._turn_s, self._num_at_home = 0.0, 0
         self._num_begun = self._num_turns = self._counted_at_s = 0.0
@@ -85,14 +85,14 @@ class Ongoing:
     ) -> None:
         """A prompt of the conversation was sent there, which takes `work_s`. Prompts without a
         session are ignored."""
-        self._hear_of_a_prompt(now)
+        self._observe_prompt(now)
         last = self._last_by_session.pop(session, None)
         kept = exp2(min(self._counted_at_s - now, 0.0) / HALF_LIFE_S)
         self._num_begun, self._num_turns = self._num_begun * kept, self._num_turns * kept
         self._counted_at_s = max(self._counted_at_s, now)
         is_known = isfinite(work_s)  # what once is infinite, or no number, stays so for ever
         if is_known and (begins or last is None or last.home is home):
-            self._hear_work(work_s)
+            self._observe_work(work_s)
         if begins or last is None:
             self._num_begun += 1.0
         else:
@@ -116,7 +116,7 @@ class Ongoing:
                 self._leave(next(iter(self._last_by_session)))
 
     def pass_to(self, now: float) -> None:
-        """Forget those that have not been heard of for so long that they are over."""
+        """Forget those without a report for so long that they are over."""
         since_s = now - MAX_GAPS * self._gap_s - MARGIN_S
         while self._last_by_session:
             session, last = next(iter(self._last_by_session.items()))
@@ -136,14 +136,14 @@ class Ongoing:
             last.home.num_ongoing -= 1
         return last
 
-    def _hear_work(self, work_s: float) -> None:
+    def _observe_work(self, work_s: float) -> None:
         self._num_long += 1
         if self._num_long <= NUM_FIRST:
             self._long_s = max(self._long_s, work_s)
         else:
             self._long_s *= exp(STEP * (LONG - (work_s <= self._long_s)))
 
-    def _hear_of_a_prompt(self, now: float) -> None:
+    def _observe_prompt(self, now: float) -> None:
         if now <= self._sent_at_s:  # those of one moment count as one
             return
         self._num_sent += 1

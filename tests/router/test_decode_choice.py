@@ -95,7 +95,7 @@ TIMES = StepTimes(constant_s=0.01, token_s=1e-4, context_s=1e-7, num_decode_step
 CAPACITY = Capacity(max_open=99, num_blocks=10_000, num_free_blocks=9000, step_times=TIMES)
 
 
-def told(name: str, *, num_open: int = 0, heard_at_s: float | None = None, **said: Any) -> Any:
+def told(name: str, *, num_open: int = 0, received_at_s: float | None = None, **said: Any) -> Any:
     """A decode replica by its own word, which it said when `num_open` requests were there."""
     capacity = replace(CAPACITY, **said)
     replica = decode(
@@ -105,7 +105,7 @@ def told(name: str, *, num_open: int = 0, heard_at_s: float | None = None, **sai
         num_queued_tokens=capacity.num_queued_tokens,
         capacity=capacity,
     )
-    replica.replica.heard_at_s = heard_at_s
+    replica.replica.received_at_s = received_at_s
     return replica
 
 
@@ -183,11 +183,13 @@ def test_two_gateways_do_not_send_all_to_the_one_that_was_least_when_it_spoke() 
 
 def test_one_that_should_have_spoken_is_avoided_before_it_is_known_to_be_gone() -> None:
     at_work = {"num_running": 1, "num_context_tokens": 1000}
-    spoke = told("spoke", heard_at_s=9.5, num_running=4, num_context_tokens=4000)
+    spoke = told("spoke", received_at_s=9.5, num_running=4, num_context_tokens=4000)
 
-    assert decodes(told("silent", heard_at_s=3.0, **at_work), spoke, now=10.0) == "spoke"
-    assert decodes(told("spoke, too", heard_at_s=9.0, **at_work), spoke, now=10.0) == "spoke, too"
-    assert decodes(told("at rest", heard_at_s=3.0), spoke, now=10.0) == "at rest"
+    assert decodes(told("silent", received_at_s=3.0, **at_work), spoke, now=10.0) == "spoke"
+    assert (
+        decodes(told("spoke, too", received_at_s=9.0, **at_work), spoke, now=10.0) == "spoke, too"
+    )
+    assert decodes(told("at rest", received_at_s=3.0), spoke, now=10.0) == "at rest"
 
 
 def test_one_whose_tokens_would_come_too_slowly_is_left_to_those_without_an_objective() -> None:
@@ -245,7 +247,7 @@ def test_who_is_least_does_not_depend_on_what_is_compiled(monkeypatch: pytest.Mo
                 told(
                     f"{n}",
                     num_open=draw.randrange(120),
-                    heard_at_s=draw.choice([None, 1.0]),
+                    received_at_s=draw.choice([None, 1.0]),
                     num_running=draw.randrange(9),
                     num_queued_tokens=draw.choice([0, 70]),
                     num_free_blocks=draw.choice([9, 9000]),

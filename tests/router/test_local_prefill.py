@@ -68,11 +68,14 @@ def test_a_long_prompt_that_is_mostly_cached_is_computed_locally() -> None:
 
 
 def test_without_prefill_replicas_even_long_prompts_are_computed_locally() -> None:
-    placement = place(LONG, decode=[decode("d")], prefill=[prefill("p", is_ready=False)])
+    unready = [prefill("p", is_ready=False), prefill("q", is_ready=False)]
+    without = place(LONG, decode=[decode("d")], prefill=[])
+    placement = place(LONG, decode=[decode("d")], prefill=unready)
 
-    assert placement is not None
-    assert placement.prefill == ()
-    assert "no prefill replica" in placement.reason
+    assert without is not None and placement is not None
+    assert without.prefill == placement.prefill == ()
+    assert without.reason == "no prefill replica: computed locally"
+    assert placement.reason == "no prefill replica of 2 takes prompts: computed locally"
 
 
 def test_a_prompt_that_is_still_on_its_way_is_not_computed_locally_as_if_it_were_there() -> None:
@@ -97,16 +100,20 @@ def test_beside_another_only_the_last_block_may_be_missing_for_a_local_prefill()
     block_size = decode("d").info.layout.block_size
     near = replace(LONG, near=decode("d").info.epoch)
 
-    def is_local(num_cached: int) -> bool:
+    def placed(num_cached: int) -> Placement:
         there = view_of(
             decode=(decode("d", num_cached_tokens=num_cached),), prefill=(prefill("p"),)
         )
         placement = always_remote.place(near, NAMES, there, 0.0)
         assert isinstance(placement, Placement)
-        return not placement.prefill
+        return placement
 
-    assert is_local(1000 - block_size)
-    assert not is_local(1000 - block_size - 1)
+    local = placed(1000 - block_size)
+    assert not local.prefill and placed(1000 - block_size - 1).prefill
+    assert local.reason == (
+        "beside another choice of this request; "
+        f"{block_size} of 1000 tokens uncached, all in its last block: computed locally"
+    )
 
 
 def test_what_must_be_computed_locally_is_and_says_why() -> None:
@@ -147,7 +154,7 @@ def test_where_all_prefill_replicas_are_late_nobody_waits_for_them() -> None:
 
     assert prompt.arrived_s == 0.0
     assert isinstance(again, Placement)
-    assert again.reason == "all prefill replicas are late: computed locally"
+    assert again.reason == "all prefill replicas that could take it are late: computed locally"
 
 
 def test_what_a_prompt_waits_for_is_counted_from_when_it_is_placed_not_from_its_arrival() -> None:

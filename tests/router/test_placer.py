@@ -104,7 +104,18 @@ def test_the_reason_says_what_spoke_for_the_placement() -> None:
     )
 
     assert placement is not None
-    assert placement.reason == ("p has least cost of 1: 0.007 s until it is free, 16 tokens cached")
+    assert placement.reason == "p has least cost of 1: 0.007 s until it is free, 16 tokens cached"
+
+
+def test_the_reason_tells_tokens_that_are_cached_from_those_that_other_requests_bring() -> None:
+    peer = prefill("p", num_cached_tokens=300, num_expected_tokens=600)
+
+    placement = place(LONG, decode=[decode("d")], prefill=[peer])
+
+    assert placement is not None
+    assert placement.reason == (
+        "p has least cost of 1: 0.000 s until it is free, 300 tokens cached, 300 more expected"
+    )
 
 
 def test_a_replica_that_says_it_drains_is_sent_nothing_though_the_registry_knows_nothing() -> None:

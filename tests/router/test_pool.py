@@ -38,7 +38,7 @@ def test_a_pool_counts_those_that_take_requests_also_where_they_are_full() -> No
     gone.replica.is_connected = True
     pool.write(gone.replica)
     assert pool.num_taking == 2
-    full.replica.is_told_to_drain = True
+    full.replica.is_ordered_to_drain = True
     pool.write(full.replica)
     assert pool.num_taking == 1
     pool.leave(full.replica.info.epoch)

@@ -13,7 +13,7 @@ from baton.router.speeds.speed import MeasuredSpeed
 
 def test_what_happens_to_replicas_afterwards_does_not_change_what_was_told_of_them() -> None:
     here, other = decode("one"), decode("other")
-    here.replica.heard_at_s = 3.0
+    here.replica.received_at_s = 3.0
     work = Prompt(number=9, num_tokens=1000, arrived_s=0.0)
     here.candidate.book(work, 0, 3.5)
     placement = placer().place(LONG, NAMES, view_of(decode=(here, other)), 4.0)
@@ -21,7 +21,7 @@ def test_what_happens_to_replicas_afterwards_does_not_change_what_was_told_of_th
     told = placement.considered
     before = list(told)
 
-    here.replica.heard_at_s = 9.0
+    here.replica.received_at_s = 9.0
     here.candidate.finished(work, 9.0)
     here.candidate.speed = MeasuredSpeed(times=StepTimes(token_s=1.0), max_chunk=512)
     other.candidate.num_running = 7

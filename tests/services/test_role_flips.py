@@ -180,7 +180,7 @@ async def test_a_flip_gives_way_to_an_undrain_a_drain_and_the_end_of_its_time() 
         await turning.flip(name, "prefill")
         await turning.flip(name, "decode")
         assert (await turning.why_not(name), core.is_draining) == (
-            "it was told to stay decode",
+            "it was ordered to stay decode",
             False,
         )
 
@@ -196,7 +196,7 @@ async def test_a_flip_gives_way_to_an_undrain_a_drain_and_the_end_of_its_time() 
 
         await turning.flip(name, "prefill")
         await drain(name, is_forced=False)
-        assert await turning.why_not(name) == "it was told to drain instead"
+        assert await turning.why_not(name) == "it was ordered to drain instead"
         assert core.is_draining
 
         await core.thread.call(partial(core.engine.pool.release, lease))

@@ -111,8 +111,9 @@ async def test_what_a_stuck_prefill_replica_was_to_compute_is_computed_by_anothe
 
 
 async def test_one_prompt_asks_a_replica_again_and_once_it_is_answered_all_do(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", logger="baton.decode_service")
     for name in ("AVOIDED_S", "MAX_AVOIDED_S"):
         monkeypatch.setattr(source_patience, name, 0.1)
     async with running_fleet() as fleet:
@@ -139,6 +140,9 @@ async def test_one_prompt_asks_a_replica_again_and_once_it_is_answered_all_do(
         assert not meanwhile.receipt.prefill_replica
         assert any("was not asked: got nowhere" in note for note in meanwhile.receipt.notes)
         assert {answer.receipt.prefill_replica for answer in (asked, *after)} == {"prefill-1"}
+        logged = [one for one in caplog.records if one.name.startswith("baton.decode_service")]
+        failed, works = [one.getMessage() for one in logged]  # not once a request
+        assert "got nowhere" in failed and works == "prefill-1 computes prompts again"
         await fleet.assert_nothing_is_held()
 
 

@@ -122,6 +122,19 @@ async def test_a_replica_whose_registry_goes_while_it_drains_stays_what_it_is() 
         await turning.until(decode_1=Role.PREFILL)
 
 
+async def test_a_flip_that_was_given_up_does_not_wait_for_the_registry_before_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with turning_fleet(prefill=0, decode=2) as turning:
+        with monkeypatch.context() as silent:
+            silent.setattr(turning.serving["decode-1"], "report_state", asyncio.Event().wait)
+            await turning.flip("decode-1", "prefill")
+            await turning.fleet.dispatcher.undrain("decode-1")
+        await turning.flip("decode-1", "prefill")
+
+        await turning.until(decode_1=Role.PREFILL)
+
+
 async def test_who_asks_a_replica_that_turns_for_anything_else_is_told_to_ask_again() -> None:
     async with turning_fleet(prefill=0, decode=3) as turning:
         dispatcher = turning.fleet.dispatcher

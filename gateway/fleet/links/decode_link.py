@@ -195,11 +195,11 @@ class DecodeLink(ReplicaLink[pb.DecodeFrame]):
             if not attempt.is_cut_off:
                 attempt.put(update)
         if frame.HasField("capacity"):
-            self._hear_capacity(frame.capacity)
+            self._receive_capacity(frame.capacity)
 
-    def _hear_news(self, message: pb.Capacity) -> None:
+    def _receive_change(self, message: pb.Capacity) -> None:
         was_draining = self.is_draining
-        super()._hear_news(message)
+        super()._receive_change(message)
         if self.is_draining and not was_draining:
             self._ask_to_leave()
 

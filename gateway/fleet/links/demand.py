@@ -22,7 +22,7 @@ class DemandReporter:
     def __init__(self, send: Callable[[Demand], None]) -> None:
         self._send = send
         self._wanted = (0, 0)
-        self._told = Demand()
+        self._sent = Demand()
         self._credit_id = 0
         self._timer: asyncio.TimerHandle | None = None
         self._wait_s = 0.0
@@ -31,16 +31,16 @@ class DemandReporter:
     def want(self, num_requests: int, num_tokens: int) -> None:
         """Set what waits for any replica of the role."""
         self._wanted = (rounded(num_requests), rounded(num_tokens))
-        told = (self._told.num_requests, self._told.num_tokens)
+        sent = (self._sent.num_requests, self._sent.num_tokens)
         wait_s = COALESCE_S if any(self._wanted) else KEEP_S
-        if self._wanted == told or (self._timer is not None and self._wait_s <= wait_s):
+        if self._wanted == sent or (self._timer is not None and self._wait_s <= wait_s):
             return
         self.close()
-        if any(told):
+        if any(sent):
             self._wait_s = wait_s
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._tell)
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._send_wanted)
         else:
-            self._tell()
+            self._send_wanted()
 
     def go_by(self, credit_id: int) -> None:
         """Requests from now on are sent under this credit. The first credit of a stream is implied,
@@ -48,16 +48,16 @@ class DemandReporter:
         if credit_id == self._credit_id:
             return
         is_first, self._credit_id = not self._credit_id, credit_id
-        if is_first and self._told == Demand():
-            self._told = Demand(credit_id=credit_id)
+        if is_first and self._sent == Demand():
+            self._sent = Demand(credit_id=credit_id)
             if not any(self._wanted):
                 return
-        self._tell()
+        self._send_wanted()
 
     def restart(self) -> None:
         """Begin again on a new stream, on which nothing was reported yet."""
         self.close()
-        self._credit_id, self._told = 0, Demand()
+        self._credit_id, self._sent = 0, Demand()
 
     def close(self) -> None:
         """Nothing more is sent. Safe to repeat."""
@@ -65,13 +65,13 @@ class DemandReporter:
             self._timer.cancel()
             self._timer = None
 
-    def _tell(self) -> None:
+    def _send_wanted(self) -> None:
         self.close()
         num_requests, num_tokens = self._wanted
-        told = Demand(num_requests=num_requests, num_tokens=num_tokens, credit_id=self._credit_id)
-        if told != self._told:
-            self._told = told
-            self._send(told)
+        demand = Demand(num_requests=num_requests, num_tokens=num_tokens, credit_id=self._credit_id)
+        if demand != self._sent:
+            self._sent = demand
+            self._send(demand)
 
 
 def rounded(number: int) -> int:

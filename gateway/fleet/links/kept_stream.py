@@ -35,7 +35,7 @@ async def keep_open(
     *,
     is_secured: bool = False,
 ) -> None:
-    """Run `pump` for ever; it returns or raises when its stream ends. Then `was_open` tells whether
+    """Run `pump` for ever; it returns or raises when its stream ends. Then `was_open` says whether
     the replica had answered, and `on_break` is called with the reason."""
     last_reason = ""
     retry_s = RECONNECT_S

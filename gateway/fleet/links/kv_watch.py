@@ -68,7 +68,7 @@ class KvWatch:
     """Follows one replica's prefix cache, over the channel of its link, which outlives the
     watch."""
 
-    def __init__(  # noqa: PLR0913 - what it follows, whom it tells, and how both are reached
+    def __init__(  # noqa: PLR0913 - what it follows, what it notifies, and how both are reached
         self,
         info: ReplicaInfo,
         index: KvIndex,

@@ -27,4 +27,4 @@ class PrefillLink(ReplicaLink[pb.Capacity]):
 
     def _receive(self, frame: pb.Capacity) -> None:
         self._was_connected = True
-        self._hear_capacity(frame)
+        self._receive_capacity(frame)

@@ -39,11 +39,11 @@ class ReplicaCommands:
         self._links = links
         self._on_change = on_change
         self._clock = clock
-        self._told_at_s: dict[Epoch, float] = {}
+        self._answered_at_s: dict[Epoch, float] = {}
         """When the replica answered; infinite while the command runs."""
 
     def __contains__(self, epoch: object) -> bool:
-        return epoch in self._told_at_s
+        return epoch in self._answered_at_s
 
     async def drain(self, epoch: Epoch) -> int:
         """Drain a replica; return its open requests. Raises AioRpcError."""
@@ -73,14 +73,14 @@ class ReplicaCommands:
         return await self._links.calls(epoch).reset_prefix_cache(ANSWER_S)
 
     def observe(self, epoch: Epoch, said: CapacityReport) -> None:
-        told_at_s, heard_at_s = self._told_at_s.get(epoch), said.heard_at_s
-        if told_at_s is None or said.capacity is None or heard_at_s is None:
+        answered_at_s, received_at_s = self._answered_at_s.get(epoch), said.received_at_s
+        if answered_at_s is None or said.capacity is None or received_at_s is None:
             return
-        if said.capacity.is_draining or heard_at_s > told_at_s + OLD_WORDS_S:
+        if said.capacity.is_draining or received_at_s > answered_at_s + OLD_WORDS_S:
             self.forget(epoch)
 
     def forget(self, epoch: Epoch) -> None:
-        self._told_at_s.pop(epoch, None)
+        self._answered_at_s.pop(epoch, None)
 
     @contextmanager
     def _empty_from_now_on(self, epoch: Epoch) -> Iterator[None]:
@@ -89,7 +89,7 @@ class ReplicaCommands:
         link = self._links.get(epoch)
         is_news = epoch not in self and not (link is not None and link.is_draining)
         if is_news:
-            self._told_at_s[epoch] = inf
+            self._answered_at_s[epoch] = inf
             self._on_change(epoch)
         try:
             yield
@@ -97,9 +97,9 @@ class ReplicaCommands:
             if is_news:
                 self._take_back(epoch)
             raise
-        finally:  # also where whoever waits for the answer is cancelled: the command may have come
+        finally:  # also where the caller is cancelled: the command may have arrived
             if is_news and epoch in self:
-                self._told_at_s[epoch] = self._clock()
+                self._answered_at_s[epoch] = self._clock()
 
     def _take_back(self, epoch: Epoch) -> None:
         self.forget(epoch)

@@ -44,7 +44,7 @@ class CapacityReport:
         self._has_warned = False
         self.capacity: Capacity | None = None
         self._clock = clock
-        self.heard_at_s: float | None = None
+        self.received_at_s: float | None = None
         """When it was received, by the clock; None before the first."""
         self.timed_at_s: float | None = None
         """When it last reported new step times."""
@@ -62,7 +62,7 @@ class CapacityReport:
             before.step_times.age_s = message.step_times.age_s  # which grows by itself
         if message != before:
             return False
-        self.heard_at_s = self._clock()
+        self.received_at_s = self._clock()
         return True
 
     def observe(self, message: pb.Capacity) -> Capacity:
@@ -71,13 +71,13 @@ class CapacityReport:
         """
         capacity = capacity_from_proto(message)
         self._of_rest = message if capacity.is_at_rest else None
-        self.heard_at_s = self._clock()
+        self.received_at_s = self._clock()
         if not capacity.is_sound:
             self.doubt(capacity)
             slowness = 1.0 if self.capacity is None else self.capacity.slowness
             capacity = replace(capacity, step_times=None, slowness=slowness)
         if capacity.step_times is not None:
-            self.timed_at_s = self.heard_at_s
+            self.timed_at_s = self.received_at_s
         elif self.capacity is not None:
             capacity = replace(capacity, step_times=self.capacity.step_times)
         self.capacity = capacity
@@ -85,14 +85,14 @@ class CapacityReport:
 
     def forget(self) -> None:
         self.capacity = self._of_rest = None
-        self.heard_at_s = self.timed_at_s = None
+        self.received_at_s = self.timed_at_s = None
 
     def doubt(self, capacity: Capacity) -> None:
         """Log an impossible report, once: it is repeated each second."""
         if not self._has_warned:
             self._has_warned = True
             log.warning(
-                "%s says what cannot be of its speed (%s, slowness %s); what it said before holds",
+                "%s reports an impossible speed (%s, slowness %s); its previous report holds",
                 self._replica_id,
                 capacity.step_times,
                 capacity.slowness,
@@ -180,8 +180,8 @@ class ReplicaLink(ABC, Generic[F]):
 
     def has_spoken(self, since_s: float) -> bool:
         """Whether it is connected and has sent something since `since_s`."""
-        heard_at_s = self.capacity_report.heard_at_s
-        return self.answers and heard_at_s is not None and heard_at_s >= since_s
+        received_at_s = self.capacity_report.received_at_s
+        return self.answers and received_at_s is not None and received_at_s >= since_s
 
     async def close(self) -> None:
         self._pump.cancel()
@@ -205,22 +205,22 @@ class ReplicaLink(ABC, Generic[F]):
         try:
             call: grpc.aio.StreamStreamCall[pb.GatewayFrame, F]
             call = one_call(self.service, "Session", self.channel)(wait_for_ready=False)
-            await pump_frames(call, self._hello, self._outgoing, self._hear)
+            await pump_frames(call, self._hello, self._outgoing, self._receive_frame)
         finally:
             turn.end()
 
-    def _hear(self, frame: F) -> None:
+    def _receive_frame(self, frame: F) -> None:
         self._pulse.received()
         self._receive(frame)
 
-    def _hear_capacity(self, message: pb.Capacity) -> None:
+    def _receive_capacity(self, message: pb.Capacity) -> None:
         if self.is_connected and self.capacity_report.repeats(message):
             self._on_repeat()
         else:
-            self._hear_news(message)
+            self._receive_change(message)
             self._on_change()
 
-    def _hear_news(self, message: pb.Capacity) -> None:
+    def _receive_change(self, message: pb.Capacity) -> None:
         capacity = self.capacity_report.observe(message)
         self._is_connected.set()  # the first frame answers our Hello
         if self._turn is not None:

@@ -2,9 +2,9 @@
 
 Pure: `merge` returns the new list. A replica leaves when it has deregistered, or has restarted as
 another incarnation. Apart from that, a young registry only adds replicas. Once the registry is old
-enough that every living replica has reported to it, replicas leave that neither the registry nor
-this gateway hears: a registry that stalls, or that heartbeats do not reach, never removes a replica
-whose stream lives.
+enough that every living replica has reported to it, replicas leave that report neither to the
+registry nor to this gateway: a registry that stalls, or that heartbeats do not reach, never removes
+a replica whose stream lives.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def merge(
     settled_after_s: float,
     alive: Collection[Epoch] = (),
 ) -> dict[Epoch, ReplicaInfo]:
-    """Return the new list. `alive`: replicas that this gateway hears itself."""
+    """Return the new list. `alive`: replicas that report to this gateway itself."""
     reported = {info.epoch: info for info in snapshot.replicas}
     ids = {info.replica_id for info in snapshot.replicas}
     stays = known.keys() if snapshot.age_s < settled_after_s else set(alive)

@@ -1,4 +1,4 @@
-"""Tells a fleet what the registry says, snapshot after snapshot, as long as the gateway runs."""
+"""Passes the registry's snapshots to a fleet, as long as the gateway runs."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class WarmUp:
         self._num_enough = 0
         """Warm-up is over once at most this many replicas are awaited."""
         self._began_at: float | None = None
-        self._heard_at = 0.0
+        self._progressed_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._look_at = 0.0
         """When to look again, by the event loop's clock."""
@@ -68,7 +68,7 @@ class WarmUp:
             return
         self._awaited = awaited
         self._num_enough = int(ENOUGH * len(awaited))
-        self._began_at = self._heard_at = self._clock()
+        self._began_at = self._progressed_at = self._clock()
         self._has_begun.set()
         if awaited:
             self._look_in(PAUSE_S)
@@ -90,7 +90,7 @@ class WarmUp:
     def go_on(self) -> None:
         """Restart the pause: the silence was due to replicas that this gateway connects to only
         now."""
-        self._heard_at = self._clock()
+        self._progressed_at = self._clock()
 
     def close(self) -> None:
         """Safe to repeat."""
@@ -108,10 +108,10 @@ class WarmUp:
         elif self._is_any_held_up():
             self.go_on()
             self._look_in(PAUSE_S)
-        elif now - self._heard_at >= PAUSE_S:
+        elif now - self._progressed_at >= PAUSE_S:
             self._end()
         else:
-            self._look_in(self._heard_at + PAUSE_S - now)
+            self._look_in(self._progressed_at + PAUSE_S - now)
 
     def _is_enough(self) -> bool:
         if self._began_at is None or len(self._awaited) > self._num_enough:

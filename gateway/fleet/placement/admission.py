@@ -156,7 +156,7 @@ class AdmissionQueue(Generic[T]):
                 waiter.placed.set_result(place)
 
     def _check_wait(self, entry: Entry[_Waiter[T]], turn: AdmissionTicket) -> None:
-        """Refuse requests that would wait in vain; make room for `entry`. Raises Overloaded."""
+        """Refuse requests that would wait too long; make room for `entry`. Raises Overloaded."""
         refused = self._line.refused(entry, turn, self._clock())
         if refused is None:
             return

@@ -1,7 +1,7 @@
 """The admission line as a value: the order of requests, their expected waits, and refusals.
 
     enter --> entry    first, serve    it is the first, and there was room
-              refused  it would wait in vain, or too many wait: with a time to retry
+              refused  it would wait too long, or too many wait: with a time to retry
 
 Waits are estimated from the recent rate of admissions. When the line is full, the tenant with the
 most requests in line per weight loses its last one. The simulator uses the same line;
@@ -130,13 +130,13 @@ class AdmissionLine(Generic[T]):
         self._pace.give(now)
 
     def serve_at_once(self, entry: Entry[T], now: float) -> None:
-        """Count a request that was placed on arrival: it tells the pace only if others wait."""
+        """Count a request that was placed on arrival: it shows the pace only if others wait."""
         self._queue.serve(entry)
         if self._queue:
             self._pace.give(now)
 
     def serve_past(self, entry: Entry[T]) -> None:
-        """Remove an entry that needed other room than the first: its wait tells nothing about
+        """Remove an entry that needed other room than the first: its wait says nothing about
         theirs."""
         self._queue.serve(entry)
 
@@ -170,7 +170,7 @@ class AdmissionLine(Generic[T]):
             return None
         wait_s, num_before = self.wait_s(now, entry), len(self) - 1
         patience_s = ticket.patience_s
-        is_foreseen = num_before > 0 and self._pace.is_known  # the first in line tells the pace
+        is_foreseen = num_before > 0 and self._pace.is_known  # the first in line shows the pace
         if patience_s is not None and is_foreseen and wait_s > patience_s:
             self.remove(entry)
             message = f"a place would come in {wait_s:.1f} s, and it can wait {patience_s:.1f} s"

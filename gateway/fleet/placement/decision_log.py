@@ -98,15 +98,15 @@ class DecisionLog:
         self._per_step_by_epoch: Recent[Epoch, float] = Recent(MAX_REPLICAS)
         """Mean tokens of a request per decode step, by replica: above 1 with speculation."""
         self._typical_s = 0.0
-        self._num_heard = 0
+        self._num_received = 0
 
     def sent(
         self, asked: PlacementRecord, request: GenerateRequest, placement: Placement
     ) -> FollowedDecision:
         """Record an attempt that was sent."""
         prompt, chosen = placement.prompt, placement.considered[0]
-        self._num_heard += 1
-        weight = max(TYPICAL_WEIGHT, 1 / self._num_heard)
+        self._num_received += 1
+        weight = max(TYPICAL_WEIGHT, 1 / self._num_received)
         self._typical_s += (chosen.work_s - self._typical_s) * weight
         waited_s = self.clock() - asked.at_s
         decision = Decision(

@@ -84,7 +84,7 @@ class ReplicaWait:
             if is_open:
                 log.info("requests are taken")
             elif self._cold_start_s is not None:
-                log.info("no decode replica is there; one is started for who waits")
+                log.info("there is no decode replica; one is started for the requests that wait")
             else:
                 log.warning("no decode replica takes requests; /ready says what is missing")
         failed = self._fleet.failed_starts

@@ -34,7 +34,7 @@ LOOK_S = 0.25
 
 
 class WaitingRequests:
-    """Belongs to the event loop of its fleet, and is told of the fleet's changes."""
+    """Belongs to the event loop of its fleet, and is notified of the fleet's changes."""
 
     def __init__(  # noqa: PLR0913 - what it goes by, each by name
         self,
@@ -61,7 +61,7 @@ class WaitingRequests:
         self.num_interactive = 0
         """Requests without a place that are not background work."""
         self.has_changed = asyncio.Event()
-        """Set at each change of the fleet; cleared by whoever waits for the next."""
+        """Set at each change of the fleet; cleared by the task that waits for the next."""
 
     def reconfigure(self, max_waiting: int, weights: Mapping[str, float]) -> None:
         self._admission.reconfigure(max_waiting, weights)

@@ -29,7 +29,7 @@ from baton.gateway.http.completions.template_switches import (
     template_variables,
     with_documents,
 )
-from baton.gateway.http.completions.tool_format import tell_format
+from baton.gateway.http.completions.tool_format import report_format
 from baton.gateway.http.hosted_tools import OPENAIS, without_hosted
 from baton.gateway.http.remedies import refuse_fields
 from baton.gateway.http.sending.responder import Progress, Responder
@@ -58,7 +58,7 @@ class ChatApi:
         order, plan = await chat_order(gateway, body, who)
         without_effect = fields_without_effect(body, plan.template)
         note_without_effect(request, gateway.config, (*without_effect, *plan.unheld_fields))
-        tell_format(request, plan, gateway.model)
+        report_format(request, plan, gateway.model)
         completion = gateway.complete(order)
         chunks = ChatFormat(
             id=f"chatcmpl-{public_id}",
@@ -69,8 +69,8 @@ class ChatApi:
             prompt=order.prompts[0],
         )
         writer = OpenAiWriter(completion, chunks, extras)
-        tell = partial(gateway.dispatcher.progress, completion.first_generation)
-        progress = Progress(tell, writer.progress) if order.returns_progress else None
+        current = partial(gateway.dispatcher.progress, completion.first_generation)
+        progress = Progress(current, writer.progress) if order.returns_progress else None
         return Responder(
             completion,
             writer,

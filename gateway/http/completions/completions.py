@@ -64,8 +64,8 @@ class CompletionsApi:
             choices_per_prompt=completion.choices_per_prompt,
         )
         writer = OpenAiWriter(completion, chunks, extras)
-        tell = partial(gateway.dispatcher.progress, completion.first_generation)
-        progress = Progress(tell, writer.progress) if order.returns_progress else None
+        current = partial(gateway.dispatcher.progress, completion.first_generation)
+        progress = Progress(current, writer.progress) if order.returns_progress else None
         return Responder(
             completion,
             writer,

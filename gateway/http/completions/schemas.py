@@ -2,7 +2,7 @@
 
 Unknown fields are ignored, and a header names them. Known fields without effect are accepted.
 Fields that would change the answer in ways that Baton cannot are refused, unless their value asks
-for nothing (requests/unsupported.py). The field types tell which is which, also in the OpenAPI
+for nothing (requests/unsupported.py). The field types show which is which, also in the OpenAPI
 document.
 """
 
@@ -22,7 +22,7 @@ from baton.gateway.requests.unsupported import Ignored, Label, Refused
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
-    """A last chunk tells the usage."""
+    """A last chunk reports the usage."""
     continuous_usage_stats: bool | None = None
     """vLLM's: usage so far in every chunk. Counts only together with `include_usage`."""
     include_obfuscation: Ignored = None
@@ -30,13 +30,13 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 class RequestBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
     stream_options: StreamOptions | None = None
-    """What a stream tells besides."""
+    """What a stream reports besides."""
     max_completion_tokens: int | None = None
     """The newer name of `max_tokens`, which it overrides."""
     response_format: ResponseFormat | None = None
     """The output must be JSON, or fit a JSON schema."""
     return_progress: bool | None = None
-    """llama.cpp's: until its first token a stream tells how far its prompt is."""
+    """llama.cpp's: until its first token a stream reports how far its prompt is."""
     return_tokens_as_token_ids: bool | None = None
     """vLLM's: logprobs name tokens `token_id:7` in place of their text."""
 

@@ -1,4 +1,4 @@
-"""Response headers that tell when tools are described as text (also logged once), and when calls
+"""Response headers that say when tools are described as text (also logged once), and when calls
 are not constrained to their schemas."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HEADER = (TOOL_FORMAT.encode(), GENERIC.encode())
 TRUSTED = (TOOL_SCHEMAS.encode(), b"trusted")
 
 
-def tell_format(request: Request, plan: ChatPlan, model: ServedModel) -> None:
+def report_format(request: Request, plan: ChatPlan, model: ServedModel) -> None:
     if plan.is_generic:
         request.state.answer_headers.append(HEADER)
         _log_once(model.name)

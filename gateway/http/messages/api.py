@@ -27,7 +27,7 @@ from baton.gateway.http.completions.template_switches import (
     thinking_variables,
     with_documents,
 )
-from baton.gateway.http.completions.tool_format import tell_format
+from baton.gateway.http.completions.tool_format import report_format
 from baton.gateway.http.errors import json_response
 from baton.gateway.http.hosted_tools import ANTHROPICS, without_hosted
 from baton.gateway.http.messages.answer import TokenCountAnswer
@@ -64,7 +64,7 @@ class MessagesApi:
         public_id = answered_id(body, who)
         plan = await plan_chat(gateway, self._conversation(request, body), who.caller.parking)
         note_without_effect(request, gateway.config, plan.unheld_fields)
-        tell_format(request, plan, gateway.model)
+        report_format(request, plan, gateway.model)
         prompt = self._truncated(plan.prompt, body)
         room = gateway.max_model_len - len(prompt.tokens)
         order = CompletionRequest(

@@ -39,7 +39,7 @@ class ContentBlock(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     content: str | list[ContentBlock] | None = None
     """What the tool said."""
     is_error: bool | None = None
-    """True: the model is told that the tool failed."""
+    """True: the model sees that the tool failed."""
     thinking: str | None = None
     """Reasoning of an earlier answer; most templates leave it out of the prompt."""
 

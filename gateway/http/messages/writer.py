@@ -36,7 +36,7 @@ class AnswerTerms:
     thinking: ThinkingShown
     has_receipt: bool
     prompt_tokens: Sequence[int] | None
-    """Token ids of the prompt, if they and the output's are to be told."""
+    """Token ids of the prompt, if they and the output's are to be returned."""
 
 
 class MessagesWriter:

@@ -87,7 +87,7 @@ ADMIN_ENDPOINTS = (
         tag=OPERATIONS,
         summary="Empty a replica",
         details="Nothing more is placed there, and what runs there moves elsewhere, with its KV. "
-        "Ask again to hear how far it is. `baton drain` does.",
+        "Ask again to see how far it is. `baton drain` does.",
         body=DrainBody,
         answer=DrainAnswer,
         example={"replica": "decode-b6x7lxkx"},
@@ -108,7 +108,7 @@ ADMIN_ENDPOINTS = (
         tag=OPERATIONS,
         summary="Have a replica take the other role",
         details="It drains, then serves in the other role with the weights and the KV that it has. "
-        "/debug/status tells its role, and under `flip` why it stayed what it is. `baton flip` "
+        "/debug/status shows its role, and under `flip` why it stayed what it is. `baton flip` "
         "waits until it is done.",
         body=FlipBody,
         answer=DrainAnswer,

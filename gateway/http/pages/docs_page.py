@@ -59,7 +59,7 @@ def render(document: dict[str, Any]) -> str:
     """A self-contained page: no scripts, no fonts, no other hosts."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["type"] = type_name
-    environment.filters["told"] = told
+    environment.filters["described"] = described
     environment.filters["prose"] = prose
     environment.filters["json"] = lambda value: msgspec.json.format(
         msgspec.json.encode(value).decode(), indent=2
@@ -74,7 +74,7 @@ class DescribedFields(NamedTuple):
     """Names of the other fields, whose type is `any`, by the description they share."""
 
 
-def told(schema: dict[str, Any], example: Mapping[str, Any]) -> DescribedFields:
+def described(schema: dict[str, Any], example: Mapping[str, Any]) -> DescribedFields:
     """The properties of a body, the most important first."""
     fields: dict[str, Any] = {}
     names_of_others: dict[str, list[str]] = {}

@@ -4,9 +4,11 @@
     |<-- header_timeout_s -->|<- request_body.py -->|              |<- keep_alive_s ->|
 
 uvicorn only limits idle connections, and any byte cancels that limit. A client that is answered
-before its whole body has arrived has `body_timeout_s` to send the rest, which is discarded. An
-unread answer keeps its buffers and its request in memory, so each connection is checked at
-intervals, and aborted if output waits and too little of it was read.
+before its whole body has arrived has `body_timeout_s` to send the rest, which is discarded. If the
+connection is to end with that answer (a 408 or 413, say), it ends `LINGER_S` later, or when the
+client closes it: a socket that is closed while data still arrives sends a reset, at which many
+clients drop the answer unread. An unread answer keeps its buffers and its request in memory, so
+each connection is checked at intervals, and aborted if output waits and too little of it was read.
 
 HTTP/1.0 has no chunked encoding, although uvicorn would send it: there, an answer of unknown length
 is sent unencoded and ends with the connection.
@@ -44,6 +46,10 @@ MAX_PIPELINED = 16
 CLOSE_GRACE_S = 2.0
 """Seconds that an idle connection stays open after the shutdown began, since a request may already
 be on its way. It is answered with `connection: close`."""
+
+LINGER_S = 2.0
+"""Seconds in which what a client still sends is discarded, after an answer that ends the
+connection: for the answer to reach it."""
 
 uvicorns_log = logging.getLogger("uvicorn.error.connections")
 uvicorns_log.setLevel(logging.ERROR)  # otherwise every malformed request would write a line
@@ -90,6 +96,8 @@ class TimeoutProtocol(HttpToolsProtocol):
         """Whether a part of the next request's headers has arrived."""
         self._is_leaving = False
         """The next answer is the last."""
+        self._is_lingering = False
+        """The last answer was sent; whatever arrives is discarded."""
 
     def enter(self, address: str) -> Refusal | None:
         """Take a place, or return why there is none. Without a call of this, the connection takes
@@ -127,6 +135,8 @@ class TimeoutProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_lingering:
+            return
         self._has_asked = True
         self._num_beside += len(data)
         super().data_received(data)
@@ -159,6 +169,7 @@ class TimeoutProtocol(HttpToolsProtocol):
             raise TooManyPipelined
         self._is_in_body, self._num_beside = True, 0
         super().on_headers_complete()
+        self.cycle.transport = _OpenBody(self)  # type: ignore[assignment]
         if self._is_leaving:
             self.cycle.keep_alive = False
 
@@ -175,7 +186,7 @@ class TimeoutProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def send_400_response(self, msg: str) -> None:
-        """Called by the parser, which does not tell the fault."""
+        """Called by the parser, which does not name the fault."""
         self.note(self._why or Refusal.MALFORMED)
         if self._is_being_answered:
             self.transport.close()
@@ -186,6 +197,7 @@ class TimeoutProtocol(HttpToolsProtocol):
         self._is_in_body = self._has_asked = False
         self._num_beside = 0
         super().on_message_complete()
+        self.cycle.transport = self.transport
         if self._is_answered:  # it was the rest of a discarded body
             self._stop_waiting()
             self.timeout_keep_alive_task = self.loop.call_later(
@@ -194,7 +206,9 @@ class TimeoutProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._is_in_body and self._is_answered and not self.transport.is_closing():
+        if self._is_lingering:
+            self._unset_keepalive_if_required()
+        elif self._is_in_body and self._is_answered and not self.transport.is_closing():
             self._unset_keepalive_if_required()
             self._wait(self._limits.body_timeout_s, self.transport.close)
         elif self._is_leaving and self._is_answered and not self.transport.is_closing():
@@ -206,6 +220,8 @@ class TimeoutProtocol(HttpToolsProtocol):
             super().shutdown()
             return
         self._is_leaving = True
+        if self._is_lingering:
+            return
         if self._is_answered:
             self._close_soon()
         elif not self.cycle.response_started:  # otherwise its headers have promised keep-alive
@@ -216,6 +232,25 @@ class TimeoutProtocol(HttpToolsProtocol):
         if not self._has_asked:  # else the rest of a request is awaited, which has its own limit
             self._stop_waiting()
             self._wait(close_grace_s(self.config), self._on_close_grace)
+
+    def close_after_answer(self) -> None:
+        """Close the connection, once the client had time to read what was sent. Safe to repeat."""
+        if self._is_lingering or self.transport.is_closing():
+            return
+        if not self._is_counted:  # it must not take the place that it was refused
+            self.transport.close()
+            return
+        self._is_lingering = True
+        if not self._is_answered:
+            self.cycle.disconnected = True  # nothing can be sent any more
+            self.cycle.message_event.set()
+        with suppress(OSError):  # the client may have reset it by now
+            if self.transport.can_write_eof():  # not with TLS
+                self.transport.write_eof()
+        self.flow.resume_reading()
+        self._unset_keepalive_if_required()
+        self._stop_waiting()
+        self._wait(LINGER_S, self.transport.close)
 
     def resume_writing(self) -> None:
         self._unread = None
@@ -269,7 +304,8 @@ class TimeoutProtocol(HttpToolsProtocol):
             limit_s = self._limits.header_timeout_s
             late = RequestTooSlow(f"the headers did not arrive within {limit_s:g} s")
             self._refuse(Refusal.LATE_HEADERS, late)
-        self.transport.close()
+        else:
+            self.transport.close()
 
     def _on_close_grace(self) -> None:
         if self._has_asked or self._num_unseen():  # just now
@@ -282,6 +318,8 @@ class TimeoutProtocol(HttpToolsProtocol):
             self.note(why)
             if not self._is_being_answered:
                 self.transport.write(_refusal(error))
+                self.close_after_answer()
+                return
         self.transport.close()
 
     def _wait(self, limit_s: float, on_late: Callable[[], None]) -> None:
@@ -291,6 +329,18 @@ class TimeoutProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+class _OpenBody:
+    """The transport of an answer while its request's body may still arrive."""
+
+    def __init__(self, protocol: TimeoutProtocol) -> None:
+        self._protocol = protocol
+        self.write = protocol.transport.write
+        self.is_closing = protocol.transport.is_closing
+
+    def close(self) -> None:
+        self._protocol.close_after_answer()
 
 
 def close_grace_s(config: uvicorn.Config) -> float:

@@ -30,7 +30,7 @@ from baton.gateway.http.completions.template_switches import (
     thinking_variables,
     with_documents,
 )
-from baton.gateway.http.completions.tool_format import tell_format
+from baton.gateway.http.completions.tool_format import report_format
 from baton.gateway.http.edge import REQUEST_ID
 from baton.gateway.http.errors import json_response
 from baton.gateway.http.hosted_tools import OPENAIS, without_hosted
@@ -72,7 +72,7 @@ class ResponsesApi:
         plan = await plan_chat(
             gateway, conversation_of(body, gateway.model, earlier), who.caller.parking
         )
-        tell_format(request, plan, gateway.model)
+        report_format(request, plan, gateway.model)
         _, without_effect = _variables(body, plan.template)
         unread = _unread_includes(body)
         note_without_effect(

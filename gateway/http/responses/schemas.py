@@ -113,14 +113,14 @@ class ResponsesBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
     parallel_tool_calls: bool | None = None
     """False: one call an answer. True by default."""
     stream_options: StreamOptions | None = None
-    """Usage is always told, with the last event."""
+    """Usage is always reported, with the last event."""
     metadata: dict[str, str] | None = None
     """Given back in the answer."""
     user: str | None = None
     """Given back in the answer."""
 
     background: bool | None = None
-    """Answer at once, and run without the client, who asks for the response later."""
+    """Answer at once, and run without the client, which asks for the response later."""
 
     chat_template_kwargs: dict[str, Any] | None = None
     """vLLM's: variables for the switches of the model's own chat template."""

@@ -37,7 +37,7 @@ class AnswerTerms:
     """Names of the tokens that have logprobs."""
     hides_reasoning: bool
     prompt_tokens: Sequence[int] | None
-    """Token ids of the prompt, if they and the output's are to be told."""
+    """Token ids of the prompt, if they and the output's are to be returned."""
     has_receipt: bool
 
 

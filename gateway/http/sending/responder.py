@@ -51,9 +51,9 @@ class AnswerWriter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of a prompt, for streams that are to tell it."""
+    """The progress of a prompt, for streams that are to report it."""
 
-    tell: Callable[[], PromptProgress | None]
+    current: Callable[[], PromptProgress | None]
     write: Callable[[PromptProgress], Iterable[bytes]]
 
 
@@ -125,7 +125,9 @@ class Responder:
     def _parts(self) -> AsyncGenerator[ChoiceDelta] | AsyncGenerator[ChoiceDelta | PromptProgress]:
         deltas = self._completion.deltas()
         return (
-            deltas if self._progress is None else with_prompt_progress(deltas, self._progress.tell)
+            deltas
+            if self._progress is None
+            else with_prompt_progress(deltas, self._progress.current)
         )
 
     def _written(self, part: ChoiceDelta | PromptProgress) -> Iterable[bytes]:

@@ -39,7 +39,7 @@ class PromptProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 async def with_prompt_progress(
     deltas: AsyncGenerator[T],
-    tell: Callable[[], PromptProgress | None],
+    current: Callable[[], PromptProgress | None],
     each_s: float | None = None,
 ) -> AsyncGenerator[T | PromptProgress]:
     """Yields progress every `each_s` seconds until the first delta, then all of `deltas`, which it
@@ -51,7 +51,7 @@ async def with_prompt_progress(
         first = asyncio.ensure_future(_next(deltas))
         try:
             while not (await asyncio.wait((first,), timeout=each_s))[0]:
-                progress = tell()
+                progress = current()
                 if progress is not None:
                     time_ms = round((clock() - began_s) * 1e3, 1)
                     yield msgspec.structs.replace(progress, time_ms=time_ms)

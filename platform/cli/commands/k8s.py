@@ -110,7 +110,7 @@ def follow(
     ] = None,
     topology_key: Annotated[
         list[str] | None,
-        typer.Option(help="A label of nodes that tells where they are; the widest first."),
+        typer.Option(help="A label of nodes that says where they are; the widest first."),
     ] = None,
     log_format: Annotated[str, typer.Option(help="text or json.")] = "text",
 ) -> None:

@@ -49,7 +49,7 @@ def keys(
     typer.echo(f"key:  {key}")
     typer.echo(f"line: {line}")
     typer.echo(
-        "\nGive the key to whoever is to have it: it is told once. The line goes into the file\n"
+        "\nGive the key to its user: it is shown once. The line goes into the file\n"
         "that gateway.api_keys, operator_keys or a tenant's api_keys name (`file:/path`);\n"
         "gateways read it again within seconds."
     )

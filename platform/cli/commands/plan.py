@@ -58,7 +58,7 @@ def layout(  # noqa: PLR0913 - one parameter an option
         typer.Option(
             exists=True,
             dir_okay=False,
-            help="What `nvidia-smi topo -m` printed: tells where each rank would sit.",
+            help="What `nvidia-smi topo -m` printed: shows where each rank would sit.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="All of it as one JSON object.")] = False,

@@ -38,11 +38,11 @@ def profile(
         typer.Option("--trace", help="Write a Chrome trace there: ui.perfetto.dev opens it."),
     ] = None,
 ) -> None:
-    """Run some requests through one engine in this process, and tell what each step spent its
+    """Run some requests through one engine in this process, and show what each step spent its
     time on: schedule, batch, the parts of the model, sampling, and the Python around them.
 
     Every request has other tokens; with --speculate they are source code, so that there is
-    something to guess, and what became of drafts is told. On a GPU torch's profiler watches, and
+    something to guess, and what became of drafts is shown. On a GPU torch's profiler watches, and
     its trace is written.
     """
     with errors_in_one_line("baton profile"):

@@ -31,7 +31,7 @@ def replay(
 
     Arrivals, sizes and what prompts have in common are the captured ones; replicas compute them as
     fast as they last said they do, one after the other, and begin with empty caches. The captured
-    policy tells how far that is from what came.
+    policy shows how far that is from what came.
     """
     with errors_in_one_line("baton replay"):
         from baton.platform.cli.runs.replay import run  # numpy and the router from here on

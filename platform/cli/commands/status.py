@@ -129,11 +129,11 @@ def _huge_pages(report: dict[str, Any]) -> list[str]:
 
 
 def _registries(report: dict[str, Any]) -> list[str]:
-    """Whether the gateway hears each of several registries."""
+    """Whether each of several registries answers the gateway."""
     said = [
         f"{one['registry']} knows {count_of(one['num_replicas'], 'replica')}"
         if one["is_heard"]
-        else f"{one['registry']} is not heard ({one['trouble']})"
+        else f"{one['registry']} does not answer ({one['trouble']})"
         for one in report.get("registries", ())
     ]
     return [f"registries: {', '.join(said)}"] if said else []

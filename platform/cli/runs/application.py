@@ -24,7 +24,7 @@ STATUS_TIMEOUT_S = 10.0
 
 
 def told_before(wanted: Plain, name: str) -> list[str]:
-    """Lines that tell what deploying `wanted` would change. Raises InvalidConfig if the name is
+    """Lines that say what deploying `wanted` would change. Raises InvalidConfig if the name is
     taken."""
     from baton.platform.cluster.applications.applications import check_name, deployed, registry_time
     from baton.platform.cluster.applications.serve_document import difference, with_planned

@@ -77,7 +77,7 @@ def run(job: Job) -> Record:
     job.load.check(trace)
     _allow_many_connections()
     ran = uvloop.run(_measure(job, trace))
-    _tell(job, ran)
+    _print(job, ran)
     return ran.record
 
 
@@ -135,7 +135,7 @@ async def _send(generator: LoadGenerator, workload: Workload) -> Record:
         loop.remove_signal_handler(signal.SIGINT)
 
 
-def _tell(job: Job, ran: BenchRun) -> None:
+def _print(job: Job, ran: BenchRun) -> None:
     outcomes: list[Outcome] = ran.record.outcomes
     summary = summarize(ran.record, job.slo)
     doubted = doubts(summary, outcomes, is_open_loop=ran.is_open_loop)

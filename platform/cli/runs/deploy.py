@@ -157,7 +157,7 @@ class Watch:
         self._is_serve_silent = False
 
     def look(self) -> None:
-        """Raises Unavailable where the application is no more."""
+        """Raises Unavailable where the application has ended."""
         for one in self._since_last_look():
             log.log(one.level, "%s", one.text)
 

@@ -49,13 +49,13 @@ class OutOfMemory:
         if number <= 0:
             return ""
         self._num_killed = memory.num_killed
-        whom = "a process" if number == 1 else f"{number} processes"
+        ended = "a process" if number == 1 else f"{number} processes"
         gone = [f"{name}, process {pid}" for pid, name in before.items() if pid not in self._known]
         if gone:
             among = "among those gone: " if len(gone) > number else ""
-            whom += f" ({among}{'; '.join(gone)})"
+            ended += f" ({among}{'; '.join(gone)})"
         self.latest = (
-            f"out of memory: the kernel has ended {whom}, and now there are {left_of(memory)}; "
+            f"out of memory: the kernel has ended {ended}, and now there are {left_of(memory)}; "
             f"{MEMORY}, or give the machine or the container more"
         )
         return self.latest

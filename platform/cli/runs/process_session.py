@@ -32,7 +32,7 @@ TERM_GRACE_S = 3.0
 
 
 def run_in_session(run: Callable[[], int], *, stop_grace_s: float) -> int:
-    """Let a child `run`, until it returns its exit status or this process is told to stop.
+    """Let a child `run`, until it returns its exit status or this process gets a signal to stop.
 
     To be called while this process has one thread: a fork has no others.
 

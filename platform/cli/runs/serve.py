@@ -191,7 +191,7 @@ def _is_overloaded() -> bool:
 def _import_serve() -> None:
     """Import Serve, which takes half a second, while Ray's processes start."""
     importlib.import_module("baton.platform.cluster.deploy")
-    logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it tells of every step
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it logs every step
 
 
 def _announce(config: DeploymentConfig, folder: Path, ports: Ports, seconds: float) -> None:
@@ -248,7 +248,7 @@ def _shut_down(config: DeploymentConfig) -> None:
     log.warning("finishing requests and stopping")
     _silence()  # Ray reports the end of its own actors as errors
     if config.ray.address:
-        with suppress(TimeoutError):  # ours, or Serve's own: it goes on with what it was told
+        with suppress(TimeoutError):  # ours, or Serve's own: it finishes what it was asked
             in_background(partial(serve.delete, config.ray.app_name)).result(DELETE_TIMEOUT_S)
     else:
         serve.shutdown()  # type: ignore[no-untyped-call]

@@ -47,7 +47,7 @@ def _state(row: dict[str, Any]) -> str:
     """State of a process: Serve's, or for a running one the gateway's."""
     said, state = row["says"], row["state"].lower()
     if state == "running" and said.get("is_heard") is False:
-        return "[red]not heard[/red]"
+        return "[red]no answer[/red]"
     if state != "running" or row["deployment"] == GATEWAY or is_registry(row["deployment"]):
         return str(state)
     if not said:

@@ -26,7 +26,7 @@ async def shown(record: Record, num_requests: int | None) -> AsyncIterator[None]
     console = Console(stderr=True, highlight=False)
     view = _View(record, num_requests)
     task = asyncio.create_task(
-        _redraw(view, console) if console.is_terminal else _tell(view, console)
+        _redraw(view, console) if console.is_terminal else _print(view, console)
     )
     try:
         yield
@@ -43,7 +43,7 @@ async def _redraw(view: _View, console: Console) -> None:
             live.update(view.text(), refresh=True)
 
 
-async def _tell(view: _View, console: Console) -> None:
+async def _print(view: _View, console: Console) -> None:
     while True:
         await asyncio.sleep(LINE_S)
         console.print(view.text(), soft_wrap=True)

@@ -25,7 +25,7 @@ SAYINGS: Sequence[tuple[str, str]] = (
         f"Ray ended a process, for the machine's memory is nearly full; {MEMORY}",
     ),
     (r"worker processes have been started", ""),  # as many workers as replicas: intended
-    (r"Task ServeController\.\w+ failed", ""),  # repeated while it hangs, of which we tell
+    (r"Task ServeController\.\w+ failed", ""),  # repeated while it hangs, which we report
     (
         r"worker died or was killed(.* Worker IP address: (?P<ip>\S+).* Worker PID: (?P<pid>\d+))?",
         "a process died unasked; Serve starts another, and its last words are in its log (-v)",

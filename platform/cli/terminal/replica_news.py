@@ -17,7 +17,7 @@ from baton.core.replicas import Membership, Role
 from baton.gateway.requests.readiness import after_flips
 
 SETTLED_S = 15.0
-"""A registry that was started anew has heard from all replicas by then."""
+"""By then all replicas have reported to a registry that was started anew."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ class StartReport:
         """Enter a stage of the whole deployment."""
         with self._lock:
             self._stage = stage
-            self._tell(stage)
+            self._print(stage)
 
     def see(
         self,
@@ -64,7 +64,7 @@ class StartReport:
             for replica_id, stage in stages.items():
                 if self._stage_by_replica.get(replica_id) != stage:
                     self._stage_by_replica[replica_id] = stage
-                    self._tell(f"{replica_id}: {stage}")
+                    self._print(f"{replica_id}: {stage}")
             self._missing = "; ".join(map(str, missing))
             self._show()
 
@@ -79,7 +79,7 @@ class StartReport:
         with self._lock:
             now = self._clock()
             if now - self._said_at >= REPEAT_S:
-                self._tell(
+                self._print(
                     f"still waiting after {now - self._began_at:.0f} s: {self._waiting_for()}"
                 )
 
@@ -105,7 +105,7 @@ class StartReport:
         them."""
         return self._missing or self._stage
 
-    def _tell(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         self._said_at = self._clock()
         self._say(line)
         self._show()

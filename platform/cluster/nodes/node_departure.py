@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 POLL_S = 0.5
 REASON = "DRAIN_NODE_REASON_PREEMPTION"
 """The drain reason that Ray never declines."""
-TOLD_WITHIN_S = 15.0
-"""Seconds within which pods that end together have all told Ray, since each starts an interpreter
+NOTIFIED_WITHIN_S = 15.0
+"""Seconds within which pods that end together have all notified Ray; each starts an interpreter
 first."""
 ANSWERED_WITHIN_S = 10.0
 """Seconds in which the head's own GCS must answer; then the head leaves."""
@@ -129,7 +129,7 @@ def wait_for_others(
         if num_leaving and num_leaving != num_told:
             say(f"{count_of(num_leaving, 'node')} still to leave this cluster")
             num_told = num_leaving
-        if is_known and not num_leaving and clock() - began >= min(TOLD_WITHIN_S, seconds):
+        if is_known and not num_leaving and clock() - began >= min(NOTIFIED_WITHIN_S, seconds):
             break
         if clock() - began >= seconds:
             raise DeadlineExceeded(

@@ -51,7 +51,7 @@ class RankActor:
         await asyncio.to_thread(_follow, assignment, meeting, rank)
 
     async def lead(self, assignment: Assignment, meeting: Rendezvous, rank: int) -> None:
-        """Serve with an engine of its own. Returns when told to leave; raises if it cannot."""
+        """Serve with an engine of its own. Returns when asked to leave; raises if it cannot."""
         from baton.engine.mesh.ranks import join
         from baton.platform.replica.lifetime import Lifetime
 

@@ -84,7 +84,7 @@ def told(
     links: Mapping[Axis, Sequence[str]],
     placement: Sequence[int],
 ) -> str:
-    """A line that tells the placement and its reason."""
+    """A line with the placement and its reason."""
     moved = "as Ray put them" if list(placement) == sorted(placement) else "by their links"
     places = ", ".join(
         f"{rank} {_name(locations[process])}" for rank, process in enumerate(placement)

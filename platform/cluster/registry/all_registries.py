@@ -1,9 +1,10 @@
 """A replica's client of several registries, which reports everything to each of them.
 
 heartbeat      to each at its own interval; a hanging one does not delay the others
-farewell       to all; a registry that misses it drops the silent replica later starting       to
-all may it leave?  more than half must answer, and none object: at least one registry then hears any
-two replicas that ask, so that they do not both leave as the last
+farewell       to all; a registry that misses it drops the silent replica later
+starting       to all
+may it leave?  more than half must answer, and none object: at least one registry then knows of any
+               two replicas that ask, so that they do not both leave as the last
 """
 
 from __future__ import annotations
@@ -54,14 +55,14 @@ class _Pulse:
 
     number: int
     asked: ReplicaInfo | None = None
-    telling: asyncio.Task[None] | None = None
+    reporting: asyncio.Task[None] | None = None
     due_s: float = NOW
     beat_s: float = HEARTBEAT_S
     trouble: Exception | None = None
 
     @property
     def is_under_way(self) -> bool:
-        return self.telling is not None and not self.telling.done()
+        return self.reporting is not None and not self.reporting.done()
 
 
 class AllRegistries:
@@ -86,7 +87,7 @@ class AllRegistries:
         """Report to the registries for which a heartbeat is due. Returns the seconds until the
         next."""
         started = [
-            self._tell(line, pulse, info)
+            self._report(line, pulse, info)
             for line, pulse in zip(self._lines, self._pulses, strict=True)
             if self._is_due(line, pulse, info)
         ]
@@ -94,8 +95,8 @@ class AllRegistries:
             if started:
                 await asyncio.wait(started, timeout=BEAT_S)
         except asyncio.CancelledError:
-            for telling in started:
-                telling.cancel()
+            for reporting in started:
+                reporting.cancel()
             raise
         troubles = [pulse.trouble for pulse in self._pulses if pulse.trouble is not None]
         if len(troubles) == len(self._pulses):
@@ -110,10 +111,10 @@ class AllRegistries:
         early_s = EARLY * pulse.beat_s
         return not pulse.is_under_way and (line.is_cut or self._clock() >= pulse.due_s - early_s)
 
-    def _tell(self, line: Line, pulse: _Pulse, info: ReplicaInfo) -> asyncio.Task[None]:
+    def _report(self, line: Line, pulse: _Pulse, info: ReplicaInfo) -> asyncio.Task[None]:
         pulse.asked, pulse.due_s = info, NOW
-        pulse.telling = asyncio.create_task(self._beat(line, pulse, info), name="heartbeat")
-        return pulse.telling
+        pulse.reporting = asyncio.create_task(self._beat(line, pulse, info), name="heartbeat")
+        return pulse.reporting
 
     async def _beat(self, line: Line, pulse: _Pulse, info: ReplicaInfo) -> None:
         try:
@@ -129,8 +130,8 @@ class AllRegistries:
     async def leave(self, epoch: Epoch) -> None:
         for pulse in self._pulses:
             pulse.asked = None  # a replica that stays, or has changed, reports at once
-            if pulse.telling is not None:
-                pulse.telling.cancel()  # otherwise a slow registry would get it after the farewell
+            if pulse.reporting is not None:
+                pulse.reporting.cancel()  # or a slow registry would get it after the farewell
         await self._of_all(lambda line: line.leave(epoch), FAREWELL_S)
 
     async def report_starting(self, starting: StartingReplica) -> float:

@@ -3,7 +3,7 @@
 shares of limits   reported to all; the least share that any gives is the gateway's. Two gateways
 that reach a common registry stay within the limit, whatever others each of them reaches the planner
 reports go to the first, in order, that answers: that one plans. For a moment two may get reports of
-different gateways: neither shrinks a pool, since it does not hear all gateways, and a change holds
+different gateways: neither shrinks a pool, since not all gateways report to it, and a change holds
 a lock and only applies to the numbers that were read
 """
 
@@ -123,7 +123,7 @@ class GatewayRegistries:
                 continue
             self._avoided_until_s[number] = float("-inf")
             if number != self._planner:
-                log.warning("registry %d is told of traffic, and plans, from now on", number)
+                log.warning("traffic is reported to registry %d, which plans from now on", number)
             self._planner = number
             return answer
         assert trouble is not None, "there is one at least"

@@ -1,7 +1,7 @@
 """Unchanged heartbeats of a replica, sent to the registry's own port (`registry_port.py`).
 
     replica --- all of it, through Serve ---> registry
-            <-- the address of its port -----  and how often it is to be heard
+            <-- the address of its port -----  and how often it is to report
             --- Beat: still as I said ------> known: alive for another while
                                               not known, or no answer: all of it, through Serve
             === Stay ======================== held where beats are seldom. When it breaks, a beat is
@@ -96,7 +96,7 @@ class HeartbeatClient:
             beat = pb.BeatRequest(epoch=info.epoch, telling=self._telling)
             reply = await RegistryStub(channel).Beat(beat, timeout=ANSWER_S)
         except (grpc.aio.AioRpcError, InvalidConfig) as error:
-            log.debug("the registry is told through Serve: %r", error)
+            log.debug("heartbeats go through Serve: %r", error)
             self._avoided_until_s = self._clock() + self._avoid_next_s
             self._avoid_next_s = min(2 * self._avoid_next_s, AVOIDED_S)
             self._channel = None  # its connection may be dead without an error

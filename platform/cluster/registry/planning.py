@@ -30,7 +30,9 @@ AS_IT_IS, TOLD, HELD = "as it is", "only told", "held"
 SCALED, FLIPPED, ASKED = "scaled", "flipped", "nodes asked for"
 FAILED = "could not decide"
 OVERTAKEN = "not done: others changed the numbers meanwhile"
-OVERTAKEN_FLIPS = "done in part: a gateway has yet to hear of the flip that it was asked for before"
+OVERTAKEN_FLIPS = (
+    "done in part: a gateway does not know yet of the flip that it was asked for before"
+)
 WAKE_S = 1.0
 """The longest period while the pools sleep, since a request may wait."""
 LOOK_AT_SERVE_S = 30.0

@@ -63,7 +63,7 @@ class RegistryActor:
         except InvalidConfig as error:
             if not self._is_told:
                 raise
-            log.error("told what cannot be: %s; the configuration of before holds", error)
+            log.error("invalid settings were sent: %s; the previous configuration holds", error)
             return
         if self._port is None:
             await self._listen(config)
@@ -124,14 +124,14 @@ class RegistryActor:
         planning = asyncio.create_task(
             self._keep_planned(planner, lambda: union.membership() or self._registry.membership())
         )
-        log.info("%s plans, as gateways tell it of traffic", self._name)
+        log.info("%s plans, as gateways report traffic to it", self._name)
         try:
             await asyncio.sleep(SILENT_S)
             num_silent = 0
             while num_silent < 2:  # once may be this process, which stood still
                 await asyncio.sleep(REPORTS_S)
                 num_silent = 0 if planner.num_heard else num_silent + 1
-            log.info("%s plans no more: gateways tell it of no traffic", self._name)
+            log.info("%s no longer plans: gateways report no traffic to it", self._name)
         finally:
             planning.cancel()
             union.close()
@@ -194,7 +194,7 @@ class RegistryActor:
         from baton.proto.replica_pb2 import StartingReplica as Starting
 
         assert self._port is not None, "Serve configures an actor before it is called"
-        return self._port.hear_starting(Starting.FromString(told))
+        return self._port.receive_starting(Starting.FromString(told))
 
     async def spare(self, epoch: Epoch, may_be_last: bool) -> str:
         return self._registry.spare(epoch, may_be_last=may_be_last)

@@ -73,7 +73,7 @@ class RegistryPort(RegistryServicer):
             return answer
         self.num_held[epoch] += 1
         try:
-            while self._registry.hears(epoch):  # a vanished machine would hold it for ever
+            while self._registry.is_alive(epoch):  # a vanished machine would hold it for ever
                 await asyncio.sleep(LOOK_S)
         finally:  # otherwise the caller has ended it, and may hold a new one
             self.num_held[epoch] -= 1
@@ -106,7 +106,7 @@ class RegistryPort(RegistryServicer):
             address=self.address, beat_s=intervals.beat_s, whole_s=intervals.whole_s
         )
 
-    def hear_starting(self, request: pb.StartingReplica) -> float | str:
+    def receive_starting(self, request: pb.StartingReplica) -> float | str:
         """Take a starting replica's report, through Serve; return the seconds until the next, or
         why it is refused."""
         try:

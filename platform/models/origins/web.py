@@ -39,7 +39,7 @@ class Answer:
         found = _RANGE.fullmatch(response.headers.get("Content-Range", "")) if is_part else None
         self._start = int(found[1]) if found else 0
         self.is_placed = found is not None or not is_part
-        """Whether the byte range of the answer is known; a server may send a part without telling
+        """Whether the byte range of the answer is known; a server may send a part without saying
         which."""
         length = response.headers.get("Content-Length", "")
         self._num_bytes = int(length) if length.isdecimal() else None

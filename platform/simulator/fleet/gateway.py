@@ -103,7 +103,7 @@ class SimulatedGateway:
 
     @property
     def can_decode(self) -> bool:
-        """Whether any decode replica has room, as far as it has heard."""
+        """Whether any decode replica has room, as far as it knows."""
         return self._known.view(NOTHING).decode.pool.num_open > 0
 
     # From clients.
@@ -170,7 +170,7 @@ class SimulatedGateway:
             self._client.give(turn, num_tokens)
             if turn.is_over:
                 self._known.ended(turn)
-                self._placer.hear_output(turn.num_given)
+                self._placer.observe_output(turn.num_given)
                 del self._under_way[turn.request_id]
                 self._change()
 

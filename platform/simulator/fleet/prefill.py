@@ -63,7 +63,7 @@ class PrefillReplica:
         self._handoffs: dict[str, tuple[Handoff, Receiver]] = {}
         """Handoffs by transfer id, until their prompt is computed."""
         device = self.engine.device
-        times = device.step_times  # whoever gives them has measured them
+        times = device.step_times  # given ones are measured
         times = replace(times, num_prompt_steps=max(times.num_prompt_steps, 1))
         budget = lending_budget(times, device.scheduler.max_chunk, info.max_queued_tokens)
         self._credits: Credits[int] = Credits(budget)
@@ -73,7 +73,7 @@ class PrefillReplica:
         self._publish()
 
     def join(self, number: int, gateway: Listener) -> None:
-        """A gateway comes, which is lent something once all are told."""
+        """A gateway comes, which is lent something once all are informed."""
         self._credits.join(number)
         self._updates.join(number, gateway, self.engine.pool, self.engine.events)
 

@@ -83,7 +83,7 @@ class ReplicaUpdates:
                 self._event_queue.after(self._latency_s, self._heard(subscriber, events))
             self._next_sequence = events.next_sequence
             events = log.read(self._next_sequence)
-        assert events is not None, "each step is told of: nothing is forgotten before"
+        assert events is not None, "each step is reported: nothing is forgotten before"
 
     def _due(self, subscriber: _Subscriber) -> Callable[[], None]:
         def say() -> None:

@@ -1,4 +1,4 @@
-"""The planner at the controls of a simulated fleet: it sees each period what live gateways tell."""
+"""The planner at the controls of a simulated fleet: each period it sees what gateways report."""
 
 from __future__ import annotations
 

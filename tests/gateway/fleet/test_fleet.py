@@ -35,7 +35,7 @@ async def test_a_replica_that_the_registry_does_not_hear_stays_while_its_stream_
             clock.advance(ALIVE_FOR_S)
             replica.say_capacity()
             await until(
-                lambda: fleet.link(replica.info.epoch).capacity_report.heard_at_s == clock()
+                lambda: fleet.link(replica.info.epoch).capacity_report.received_at_s == clock()
             )
             await fleet.apply(snapshot())
             assert {"d"} <= names(fleet)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -80,6 +81,21 @@ async def test_a_conversation_about_calls_is_rendered() -> None:
         f"<|user|>Weather in Paris?<|assistant|>(hm)[call get_weather {PARIS}]"
         "<|tool|>sunny<|assistant|>"
     )
+
+
+async def test_a_message_needs_a_content_on_both_faces_and_it_may_be_empty() -> None:
+    said_before = {"role": "assistant", "reasoning": "hm"}  # which needs none
+    given: list[dict[str, Any]] = [{"role": "user", "content": ""}, said_before, {"role": "user"}]
+    path = "messages[2].content"
+    async with serving(model=chat_model(HERMES)) as gateway:
+        by_http = await gateway.http.post("/v1/chat/completions", json={"messages": given})
+        with pytest.raises(grpc.aio.AioRpcError) as by_grpc:
+            await chat(gateway, pb.ChatRequest(messages=[pb.ChatMessage(**it) for it in given]))
+
+    error = by_http.json()["error"]
+    assert error["message"] == f"{path} is missing; give a text, which may be empty"
+    assert by_grpc.value.details() == error["message"]
+    assert refused_field(by_grpc.value) == error["param"] == path
 
 
 @pytest.mark.parametrize("shows", [True, False])

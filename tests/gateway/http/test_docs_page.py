@@ -18,7 +18,7 @@ from baton.gateway.http.openapi.admin_endpoints import ADMIN_ENDPOINTS
 from baton.gateway.http.openapi.document import openapi_document
 from baton.gateway.http.openapi.endpoint import Endpoint
 from baton.gateway.http.openapi.endpoints import ENDPOINTS
-from baton.gateway.http.pages.docs_page import render, told, type_name
+from baton.gateway.http.pages.docs_page import described, render, type_name
 from baton.gateway.http.responses.background import BackgroundResponses
 from baton.gateway.http.responses.kept import KeptResponses
 from baton.gateway.requests.gateway import Gateway
@@ -122,7 +122,7 @@ def test_types_are_told_in_words(schema: dict[str, Any], words: str) -> None:
 def test_what_a_body_is_about_comes_first_and_what_it_ignores_last() -> None:
     body = document()["components"]["schemas"]["CompletionBody"]
 
-    fields, names_of_others = told(body, {"prompt": "Hello", "max_tokens": 3})
+    fields, names_of_others = described(body, {"prompt": "Hello", "max_tokens": 3})
 
     assert list(fields)[:2] == ["prompt", "max_tokens"]
     assert "store" in names_of_others["Accepted, and not acted upon."]

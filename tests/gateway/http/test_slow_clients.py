@@ -17,6 +17,7 @@ from tests.gateway.scripted import MODEL, Script, Serving, serving, soon
 from baton.core.metrics import Counter
 from baton.gateway.access.config import GatewayConfig
 from baton.gateway.access.connections import Connections
+from baton.gateway.http.port import timeout_protocol
 from baton.gateway.http.port.server import HttpServer, bind
 from baton.gateway.storage.config import StorageConfig
 
@@ -96,6 +97,46 @@ async def test_a_client_that_drips_is_cut_off(
     if 408 in told:
         assert b"connection: close" in answer
         assert b'"request_timeout"' in answer
+
+
+@pytest.mark.parametrize(
+    ("first", "status"),
+    [
+        pytest.param(POST, b"408", id="a late body"),
+        pytest.param(HEALTH[:-2], b"408", id="late headers"),
+        pytest.param(POST.replace(b"5000", b"99999999"), b"413", id="a large body"),
+    ],
+)
+async def test_a_client_that_still_sends_can_read_why_it_is_cut_off(
+    first: bytes, status: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A socket that is closed while data comes sends a reset, at which clients drop the answer."""
+    monkeypatch.setattr(timeout_protocol, "LINGER_S", 280.0)
+    async with serving(max_body_bytes=10_000, **SHORT) as gateway, asyncio.timeout(120):
+        with socket.create_connection(("127.0.0.1", gateway.server.http_port)) as client:
+            client.sendall(first)
+            answer = b""
+            while more := await asyncio.to_thread(client.recv, 1 << 16):
+                answer += more
+            for _ in range(3):
+                client.sendall(b"y" * 1000)  # a reset makes the next one fail
+                await asyncio.sleep(0.01)
+
+    assert answer.startswith(b"HTTP/1.1 " + status) and b"connection: close" in answer
+    assert answer.endswith(b"}}")
+
+
+async def test_a_client_that_does_not_close_is_not_waited_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(timeout_protocol, "LINGER_S", 0.05)
+    async with serving(**SHORT) as gateway, asyncio.timeout(120):
+        with socket.create_connection(("127.0.0.1", gateway.server.http_port)) as client:
+            client.sendall(POST)
+            with pytest.raises(ConnectionError):
+                while True:
+                    client.sendall(b"y")
+                    await asyncio.sleep(0.01)
 
 
 async def test_a_file_that_drips_is_cut_off_and_none_of_it_is_kept(tmp_path: Path) -> None:

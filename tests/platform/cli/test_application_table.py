@@ -70,5 +70,5 @@ def test_a_registry_that_the_gateway_does_not_hear_is_told_from_one_that_it_hear
 
     shown = drawn(*rows, row(**BUSY))
 
-    assert "not heard" in shown and "running" in shown and "…" not in shown
+    assert "no answer" in shown and "running" in shown and "…" not in shown
     assert "registry-1-b6x7lxkx: TimeoutError" in shown

@@ -106,7 +106,7 @@ def test_a_drain_that_takes_too_long_goes_on_without_being_watched() -> None:
 
 
 def test_an_answer_that_a_busy_gateway_misses_ends_nothing() -> None:
-    busy = (503, {"error": {"message": "decode-1 cannot be told: Deadline Exceeded"}})
+    busy = (503, {"error": {"message": "the command to decode-1 failed: Deadline Exceeded"}})
     with gateway(left(2), busy, left(0)) as (url, asked):
         status, lines = drain(url)
 

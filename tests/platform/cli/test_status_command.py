@@ -100,5 +100,5 @@ def test_registries_are_told_of_where_there_are_several() -> None:
 
     assert _registries({}) == []
     assert _registries({"registries": [heard, away]}) == [
-        "registries: Registry knows 2 replicas, Registry-1 is not heard (away)"
+        "registries: Registry knows 2 replicas, Registry-1 does not answer (away)"
     ]

@@ -46,4 +46,4 @@ async def test_what_a_gateway_still_waits_for_is_told_as_it_is(
             await new.fleet.close()
 
     assert nobody == "a decode replica to take requests"
-    assert untold == "replicas to tell what they have cached"
+    assert untold == "replicas to report what they have cached"

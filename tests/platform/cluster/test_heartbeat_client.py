@@ -121,7 +121,7 @@ class NewerStart:
     async def remote(self, told: bytes) -> float | str:
         newer = pb.StartingReplica.FromString(told)
         newer.role = "a role of the next version"
-        return self._serve.port.hear_starting(newer)
+        return self._serve.port.receive_starting(newer)
 
 
 async def test_serve_hears_all_of_it_now_and_then_as_it_may_know_of_another_registry(

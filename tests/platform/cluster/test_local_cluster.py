@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -44,6 +46,17 @@ def test_what_the_operator_has_set_for_ray_is_left_alone(monkeypatch: pytest.Mon
 
     assert "RAY_worker_niceness" not in environment
     assert environment["RAY_USAGE_STATS_ENABLED"] == "0"
+
+
+def test_a_call_that_comes_after_ray_has_ended_does_not_start_another() -> None:
+    call = "import ray\ntry: ray.put(1)\nexcept ray.exceptions.RaySystemError as e: print(e)"
+    environment = {**os.environ, **ray_environment()}
+
+    said = subprocess.run(
+        [sys.executable, "-c", call], env=environment, capture_output=True, text=True, check=True
+    )
+
+    assert "Ray has not been started yet" in said.stdout
 
 
 def test_a_folder_that_ray_cannot_write_to_is_refused_before_ray_waits_for_it(

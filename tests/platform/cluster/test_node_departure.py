@@ -14,7 +14,7 @@ from baton.core.clock import ManualClock
 from baton.core.errors import DeadlineExceeded
 from baton.platform.cluster.nodes.node_departure import (
     ANSWERED_WITHIN_S,
-    TOLD_WITHIN_S,
+    NOTIFIED_WITHIN_S,
     NoAnswer,
     hard_limit,
     wait_for_others,
@@ -87,7 +87,7 @@ def test_the_head_stays_until_those_that_leave_with_it_have_gone() -> None:
 def test_a_head_that_leaves_alone_waits_for_nobody_who_stays() -> None:
     took, _ = left_last(0, 0, 295)
 
-    assert took <= TOLD_WITHIN_S + 1
+    assert took <= NOTIFIED_WITHIN_S + 1
 
 
 def test_a_head_goes_in_time_even_if_others_do_not() -> None:

@@ -53,7 +53,7 @@ def test_kinds_of_cpu_that_add_unlike_each_other_are_named_with_a_remedy() -> No
 
 def test_no_security_is_said_and_a_bare_token_warned_about() -> None:
     assert check_security(PLAIN, None, NOW).status is Status.OK
-    assert "whoever reaches" in check_security(PLAIN, None, NOW).seen
+    assert "all that reach" in check_security(PLAIN, None, NOW).seen
     assert check_security(replace(PLAIN, tokens=("t",)), None, NOW).status is Status.WARN
 
 

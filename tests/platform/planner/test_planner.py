@@ -126,7 +126,7 @@ def test_what_a_gateway_counted_while_nobody_heard_it_is_no_burst_and_nobody_goe
     back = deployment.live(4.0, 30)
 
     assert prefill(away) == prefill(back) == busy
-    assert "not all gateways have told theirs" in away.reasons[0]
+    assert "not all gateways have reported theirs" in away.reasons[0]
 
 
 def test_a_planner_that_begins_anew_counts_from_then_on_and_lets_nobody_go_at_once() -> None:

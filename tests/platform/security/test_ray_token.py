@@ -88,7 +88,9 @@ def test_all_processes_of_an_application_are_told_the_same_and_no_token(
     found = {actor.init_args[0].security.default_token for actor in actors}
 
     assert found == {"ray" if mode == "token" else "none"}
-    assert ("whoever reaches their ports is served" in caplog.text) == (mode == "disabled")
+    assert ("every client that reaches their ports is served" in caplog.text) == (
+        mode == "disabled"
+    )
     token = load_security(ASKS, environment={"RAY_AUTH_TOKEN": RAYS}).tokens[0]
     assert not any(secret in repr(actor.init_args) for actor in actors for secret in (RAYS, token))
 

@@ -52,7 +52,7 @@ async def test_what_was_over_at_once_holds_a_replica_no_longer_than_its_next_wor
         async def say(after_s: float) -> None:
             clock.advance(after_s)
             one.say_capacity()
-            await until(lambda: link.capacity_report.heard_at_s == clock())
+            await until(lambda: link.capacity_report.received_at_s == clock())
 
         await dispatcher.drain("one", is_forced=False)
         await say(OLD_WORDS_S)
@@ -73,7 +73,7 @@ async def test_a_report_from_before_a_late_answer_ends_no_command() -> None:
         async def say(after_s: float) -> None:
             clock.advance(after_s)
             one.say_capacity()
-            await until(lambda: link.capacity_report.heard_at_s == clock())
+            await until(lambda: link.capacity_report.received_at_s == clock())
 
         draining = asyncio.create_task(dispatcher.drain("one", is_forced=False))
         await until(lambda: one.info.epoch not in dispatcher.fleet.open_decode)
