@@ -63,7 +63,7 @@ class EngineCalls:
     """What the exchange asks, and tells, the engine whose pool it is."""
 
     on_transfer_ended: Callable[[TransferId], None] = lambda _: None
-    """Hears of transfers that leave, on the owner's thread."""
+    """Called for each transfer that has left, on the owner's thread."""
     is_full: Callable[[], bool] = lambda: False
     """See `PrefixFetcher`."""
     compute_s: Callable[[int, int], float] = lambda num_tokens, num_here: inf

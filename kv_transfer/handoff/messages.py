@@ -100,9 +100,10 @@ class KvPiece:
     views: Sequence[memoryview]
     """Views by plane and block: [KV heads][2][block size][head dim] as bytes."""
     checksums: bytes
-    """XXH3-64 of each (plane, block, head), in the order of the views, as in `integrity`."""
+    """XXH3-64 of each (plane, block, head), in the order of the views, as in `integrity`. None
+    where they come behind the bytes, or were damaged on the way."""
     checksums_behind: ChecksumsBehind | None = None
-    """Those, where they were not announced."""
+    """Those that come behind the bytes."""
     release: Callable[[], None] = _nothing_to_release
     executor: Executor | None = None
     """Threads that may wait for bytes that have yet to come; None: they are there."""
@@ -126,7 +127,7 @@ class KvPiece:
     @property
     def has_checksums(self) -> bool:
         """False where they come behind the bytes, which have yet to be read, or were damaged."""
-        return self.checksums_behind is None or bool(self.checksums_behind.come)
+        return bool(self.known_checksums)
 
     @property
     def known_checksums(self) -> bytes:

@@ -101,10 +101,14 @@ def _digests(view: memoryview, unit_bytes: int) -> bytes:
     return struct.pack(f"<{len(digests)}Q", *digests)
 
 
+def own_checksum(checksums: bytes) -> bytes:
+    """The checksum of all these checksums: it tells whether they were damaged on their way."""
+    return struct.pack("<Q", xxhash.xxh3_64_intdigest(checksums))
+
+
 def with_own_checksum(checksums: bytes) -> bytes:
-    """The checksums, and behind them the checksum of all of them: it tells whether they were
-    damaged on their way."""
-    return checksums + _digests(memoryview(checksums), len(checksums))
+    """The checksums, and behind them their own."""
+    return checksums + own_checksum(checksums)
 
 
 def without_own_checksum(data: bytes) -> bytes | None:

@@ -309,8 +309,10 @@ class Filling:
         checksum_bytes = CHECKSUM_BYTES * num_views * layout.num_kv_heads
         if not 0 <= piece.first_block <= stop <= stream.blocks.stop:
             self._refuse(piece, f"{num_blocks} blocks from {piece.first_block} are out of range")
+        wanted = range(max(piece.first_block, stream.blocks.start), stop)
+        if not piece.num_checksum_bytes:
+            self._refuse(piece, _DAMAGED, wanted)
         if not num_blocks or has_other_size or piece.num_checksum_bytes != checksum_bytes:
-            wanted = range(max(piece.first_block, stream.blocks.start), stop)
             what = f"{piece.num_bytes} bytes, {piece.num_checksum_bytes} of checksums"
             self._refuse(piece, what, wanted)
 

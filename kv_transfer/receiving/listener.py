@@ -32,7 +32,7 @@ NOBODY = _Nobody()
 async def listened(
     pieces: AsyncGenerator[KvPiece, None], listener: Listener
 ) -> AsyncIterator[KvPiece]:
-    """The pieces of a stream, of which `listener` hears."""
+    """The pieces of a stream; `listener` is notified of each."""
     while True:
         with listener.listening():
             piece = await anext(pieces, None)

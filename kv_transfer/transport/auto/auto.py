@@ -6,7 +6,7 @@ then              the fastest; of transports about equally fast, the one named f
 one fails         it is left alone for a while, and the next best is taken
 
 With `require` no other transport is ever taken, not even at first: a peer that none of them reaches
-is refused (`check`), so that nothing is computed there in vain. What is known of peers, and what
+is refused (`check`), so that nothing is computed that could not be fetched. What is known of peers, and what
 of it holds for others of their hosts, is in `known_peers.py`: to those a transport is set up and
 tried, but not measured.
 """

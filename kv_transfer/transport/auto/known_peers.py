@@ -89,7 +89,7 @@ class WayReport:
 
 
 class KnownPeers:
-    """The peers heard of last, one an address."""
+    """The peers used last, one for each address."""
 
     def __init__(self) -> None:
         self._by_address: OrderedDict[str, Peer] = OrderedDict()
@@ -101,7 +101,7 @@ class KnownPeers:
         return self._by_address.get(peer.address) is peer
 
     def at(self, address: str, epoch: Epoch) -> Peer:
-        """The peer of that incarnation; whoever was there before it is forgotten."""
+        """The peer of that incarnation; an earlier one at that address is forgotten."""
         peer = self._by_address.get(address)
         if peer is None or peer.epoch != epoch:
             if peer is not None:

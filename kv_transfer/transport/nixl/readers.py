@@ -59,7 +59,7 @@ class RankedRead:
 
     def cpu(self) -> Tensor:
         """[blocks of all planes, bytes] on this host; waits for the ranks, once."""
-        if self._on_host is None:  # whoever takes it plane by plane comes here for each
+        if self._on_host is None:  # a piece taken plane by plane asks for each of them
             self._on_host = self._joined([read.look() for read in self.reads], torch.uint8, 1)
         return self._on_host
 

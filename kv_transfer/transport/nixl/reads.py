@@ -239,7 +239,7 @@ class NixlReads:
         try:
             for handle in read.handles:
                 num_posted += 1
-                agent.transfer(handle)  # what it says, `_poll` hears again
+                agent.transfer(handle)  # `_poll` asks for its state
         except Exception as error:
             read.has_failed = True
             self._fail(landed, error)

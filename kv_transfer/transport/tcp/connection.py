@@ -126,7 +126,7 @@ class DataConnection:
         self._on_broken = on_broken
 
     def expect(self, ticket: Ticket, num_blocks: int) -> Arrival:
-        """Ask for a piece, together with others of which is heard at once."""
+        """Ask for a piece, in one message with others that are announced at the same time."""
         num_sums = ticket.num_checksum_bytes(num_blocks)
         checksums = ChecksumsBehind(num_sums) if num_sums else None
         arrival = Arrival(self, ticket.number, num_blocks * ticket.block_bytes, checksums)
@@ -159,7 +159,7 @@ class DataConnection:
     @contextmanager
     def _turn_of(self, arrival: Arrival) -> Iterator[None]:
         """It is next on the wire, or has been read early."""
-        self._send_asks()  # whoever holds the event loop up by this would wait for itself
+        self._send_asks()  # on the event loop itself they would be sent only after this wait
         try:
             with self._reading:
                 self._read_until(arrival)
@@ -194,7 +194,7 @@ class DataConnection:
                     return
             except OSError:
                 pass
-        self._fail(TransferCut(f"{self.name}: the sender hears nothing"))
+        self._fail(TransferCut(f"{self.name}: the sender reads nothing"))
 
     # What follows is called with the lock held.
 
