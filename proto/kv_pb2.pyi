@@ -90,7 +90,7 @@ class KvLayout(message.Message):
     def side_caches(self) -> containers.RepeatedCompositeFieldContainer[SideCache]: ...
     @builtins.property
     def features(self) -> DraftFeatures:
-        """the last plane; optional: who does not know it does not send it"""
+        """the last plane; optional: a P that does not know it does not send it"""
 
     def __init__(
         self,
@@ -308,8 +308,8 @@ class KvPieces(message.Message):
     IS_END_FIELD_NUMBER: builtins.int
     IS_KEPT_FIELD_NUMBER: builtins.int
     is_end: builtins.bool
-    """No piece follows: in a message of its own, unless D `joins_end`. Who has taken all of them need not wait for P to hear
-    of it and to end the stream. An older P says nothing, and ends the stream.
+    """No piece follows: in a message of its own, unless D `joins_end`. A D that has taken all of them need not wait until P
+    is notified and ends the stream. An older P says nothing, and ends the stream.
     """
     is_kept: builtins.bool
     """With that, of a P that was told `keeps_stream`: it waits for another `open`, which may follow

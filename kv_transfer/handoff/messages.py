@@ -62,7 +62,8 @@ class OpenTransfer:
     reads_sums_behind: bool = False
     """Whether D reads the checksums of a piece behind its bytes: P need not announce them."""
     only: tuple[BlockRange, ...] = ()
-    """Just these, which came with wrong bytes before; empty: everything from `first_block` on."""
+    """Only these blocks, which came with wrong bytes before; empty: everything from `first_block`
+    on."""
     max_piece_bytes: int = 0
     """Set by P for a transport that does not carry pieces itself; 0: as long as P likes them."""
     carry: Carry | None = None
@@ -103,7 +104,7 @@ class KvPiece:
     """XXH3-64 of each (plane, block, head), in the order of the views, as in `integrity`. None
     where they come behind the bytes, or were damaged on the way."""
     checksums_behind: ChecksumsBehind | None = None
-    """Those that come behind the bytes."""
+    """The checksums, where they come behind the bytes."""
     release: Callable[[], None] = _nothing_to_release
     executor: Executor | None = None
     """Threads that may wait for bytes that have yet to come; None: they are there."""

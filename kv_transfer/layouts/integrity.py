@@ -53,8 +53,8 @@ def copied_checksums(
 
 
 def checksums_on_device(rows: Tensor | RankRows, unit_bytes: int) -> bytes | None:
-    """As `checksums_of`, of uint8 [blocks, bytes], summed up where they lie, beside what else their
-    device does; None for units that no device sums up."""
+    """The checksums of the units of uint8 [blocks, bytes], computed on their device, beside its
+    other work; None for units that no device sums up."""
     if not checksum.can_sum_up(unit_bytes):
         return None
     if not isinstance(rows, Tensor):
@@ -69,7 +69,7 @@ def checksums_on_device(rows: Tensor | RankRows, unit_bytes: int) -> bytes | Non
 def copied_together(
     copies: Sequence[tuple[Sequence[memoryview], Sequence[memoryview]]], unit_bytes: int
 ) -> list[bytes]:
-    """As `copied_checksums` of each (sources, targets), in one call where it is compiled."""
+    """`copied_checksums` of each (sources, targets), in one call where it is compiled."""
     if not checksum.is_compiled():
         return [copied_checksums(sources, targets, unit_bytes) for sources, targets in copies]
     sources, targets = [each for each, _ in copies], [each for _, each in copies]
@@ -78,7 +78,7 @@ def copied_together(
 
 
 def checksums_together(groups: Sequence[Sequence[memoryview]], unit_bytes: int) -> list[bytes]:
-    """As `checksums_of` each of the groups, in one call where it is compiled."""
+    """`checksums_of` each of the groups, in one call where it is compiled."""
     if not checksum.is_compiled():
         return [checksums_of(group, unit_bytes) for group in groups]
     return _cut(checksum.checksums(groups, unit_bytes), groups, unit_bytes)

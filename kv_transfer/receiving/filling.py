@@ -180,7 +180,8 @@ class Filling:
         Bytes that have yet to come are read before they are split. Raises CorruptPiece if their
         checksums were damaged: once, as for a piece that is not split.
         """
-        if piece.num_planes == 1:
+        num_planes = len(self.reservation.streams[stream].placement.planes)
+        if piece.num_planes == 1 or piece.planes.stop > num_planes:  # which `begin` refuses
             return (piece,)
         with self._lock:
             slots = self._slots[stream]

@@ -139,7 +139,7 @@ class SharedMeasurements:
         self._clock = clock
         self._max_kept = max_kept
         self._found: OrderedDict[tuple[Facts, str], tuple[ProbeRound, float]] = OrderedDict()
-        """And when it was, by the facts of peers and by transport."""
+        """Measurements and their times, by the facts of peers and by transport."""
 
     def of(self, peer: Peer, name: str) -> ProbeRound | None:
         """A recent measurement of this transport from a peer like that."""

@@ -38,13 +38,13 @@ from baton.proto.channels import Channels
 from baton.proto.kv_wire import layout_from_proto
 
 TELL_AFTER = 8
-"""P is notified of so many taken pieces at once: a quarter of what it lends. Each message costs both
+"""Taken pieces of which P is notified at once: a quarter of what it lends. Each message costs both
 ends."""
 TELL_WITHIN_S = 0.02
 """The longest delay of that notice for fewer pieces, while there are more to come."""
 
 LAST_WORDS_S = 1.0
-"""Seconds for P to be notified that all is taken, and to end a stream whose pieces are all there."""
+"""Seconds to notify P that all is taken, and for it to end a stream whose pieces are all there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +161,7 @@ class ControlClient:
     async def _end_quietly(
         self, line: ControlStream, telling: asyncio.Task[None], *, is_kept: bool
     ) -> None:
-        """All pieces are here: how the stream ends is nobody's matter any more."""
+        """All pieces are here: an error at the stream's end does not matter any more."""
         last: set[asyncio.Task[Any]] = {telling} if is_kept else {telling, line.reading()}
         try:
             _, left = await asyncio.wait(last, timeout=LAST_WORDS_S)
@@ -259,7 +259,7 @@ class _Taking:
             self._is_taken.popleft()
             self._num_before += 1
         if not self._is_taken:
-            self._none_out.set()  # who waits for that goes on before P is told
+            self._none_out.set()  # the waiting stream goes on before P is notified
         self._remind()
 
     def _remind(self) -> None:

@@ -77,7 +77,7 @@ _DATA = pb.KvPiece.DESCRIPTOR.fields_by_name["data"].number
 THE_END = pb.KvPieces(is_end=True).SerializeToString()
 """The message behind the last piece; or its end, for a D that `joins_end`."""
 THE_END_OF_THIS = pb.KvPieces(is_end=True, is_kept=True).SerializeToString()
-"""Likewise; another transfer may be opened on the stream."""
+"""The same message of a P that keeps the stream: another transfer may be opened on it."""
 MAX_TICKETS_BYTES = 32 << 10
 """A message of tickets, however many, and no more than one small block."""
 _BYTES = 2
@@ -176,7 +176,7 @@ def write_piece(piece: LentPiece, packed: PackedPiece) -> bytes:
 
 
 def write_carried(piece: LentPiece, unit_bytes: int) -> CopiedPiece:
-    """As `write_piece` with the bytes of the piece, which are summed up as they are copied."""
+    """The message of a piece with its bytes, whose checksums are computed as they are copied."""
     num_bytes = piece.num_bytes
     # Of the same length, whatever they will be.
     blank = bytes(CHECKSUM_BYTES * (num_bytes // unit_bytes))
@@ -227,7 +227,7 @@ class PiecesMessage:
     is_end: bool = False
     """No piece follows."""
     is_kept: bool = False
-    """With that: another transfer may be opened on the stream."""
+    """Whether, at the end, another transfer may be opened on the stream."""
 
 
 def read_pieces(message: bytes) -> PiecesMessage:
@@ -260,7 +260,7 @@ def _read_copy(message: bytes) -> PiecesMessage:
 
 
 def _read_piece(view: memoryview) -> tuple[pb.KvPiece, memoryview]:
-    """As we write it, `data` is last; others may write it anywhere."""
+    """`data` is last as we write it; others may write it anywhere."""
     begin = start = stop = len(view)
     for field_begin, number, value_start, value_stop in _fields(view):
         if number == _DATA:

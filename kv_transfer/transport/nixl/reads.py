@@ -273,7 +273,7 @@ class NixlReads:
         return bool(over)
 
     def _is_over(self, read: _Read) -> bool:
-        """And if so, see to its buffer."""
+        """Whether a read is over; if so its buffer is handed over, or kept for the next one."""
         read.handles = [handle for handle in read.handles if not self._is_done(read, handle)]
         if read.handles:
             return False

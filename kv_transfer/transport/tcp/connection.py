@@ -77,7 +77,8 @@ class Arrival:
         self._connection.read(self, targets)
 
     def read_summed(self, targets: BlockViews, unit_bytes: int) -> bytes | None:
-        """As `read`; the checksums of the targets' units, unless they are to be computed."""
+        """Read it into the targets. The checksums of their units; None if they are yet to be
+        computed."""
         return self._connection.read_summed(self, targets, unit_bytes)
 
     def drop(self) -> None:
@@ -233,8 +234,8 @@ class DataConnection:
         self._line.popleft()
 
     def _receive_next(self, targets: BlockViews, unit_bytes: int) -> bytes:
-        """As `_read_next` of a piece that is wanted, in one compiled call: into its blocks, with
-        the checksum of each unit."""
+        """Read a piece that is wanted, in one compiled call: into its blocks, with the checksum of
+        each unit."""
         first = self._line[0]
         until = monotonic() + seconds_for(first.length)
         header = HEADER.pack(first.number, first.length)

@@ -191,6 +191,19 @@ def test_a_piece_of_several_planes_is_taken_as_a_whole_or_where_it_is_missing() 
     assert decode.holds_kv()
 
 
+def test_a_piece_of_more_planes_than_there_are_is_refused_before_anything_is_made_of_each() -> None:
+    decode = DecodeReplica()
+    decode.reserve(SENDER)
+    decode.accept(piece_of(decode, 1))
+    wrong = replace(piece_of(decode, 0), num_planes=3)  # it may as well say 4 billion
+
+    [whole] = decode.receiver.filling(TRANSFER).parts(0, wrong)
+
+    assert whole is wrong
+    with pytest.raises(CorruptPiece, match="there are 2 planes"):
+        decode.accept(whole)
+
+
 def malformed() -> Iterator[tuple[str, KvPiece]]:
     decode = DecodeReplica()
     good = piece_of(decode, 0)
