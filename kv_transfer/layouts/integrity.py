@@ -113,8 +113,8 @@ def with_own_checksum(checksums: bytes) -> bytes:
 
 def without_own_checksum(data: bytes) -> bytes | None:
     """The checksums that `with_own_checksum` was given; None if they were damaged."""
-    checksums = data[:-CHECKSUM_BYTES]
-    return checksums if with_own_checksum(checksums) == data else None
+    checksums, own = data[:-CHECKSUM_BYTES], data[-CHECKSUM_BYTES:]
+    return checksums if own == own_checksum(checksums) else None
 
 
 def combined_checksums(checksums: bytes, num_each: int) -> bytes:

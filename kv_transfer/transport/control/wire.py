@@ -32,12 +32,7 @@ from baton.core.ids import Epoch, TransferId
 from baton.core.new_bytes import new_bytes
 from baton.kv_transfer.handoff.messages import BlockRange, OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.handoff.transport import CopiedPiece, LentPiece, PackedPiece
-from baton.kv_transfer.layouts.integrity import (
-    CHECKSUM_BYTES,
-    copied_checksums,
-    own_checksum,
-    without_own_checksum,
-)
+from baton.kv_transfer.layouts.integrity import CHECKSUM_BYTES, copied_checksums, own_checksum
 from baton.proto import kv_pb2 as pb
 from baton.proto.channels import Channels
 from baton.proto.kv_wire import layout_from_proto, layout_to_proto
@@ -213,9 +208,8 @@ def checksums_in(message: pb.KvPiece) -> bytes:
 
     Those of an older P, which have no checksum of their own, are taken as they are.
     """
-    if not message.own_checksum:
-        return message.checksums
-    return without_own_checksum(message.checksums + message.own_checksum) or b""
+    checksums, own = message.checksums, message.own_checksum
+    return checksums if not own or own == own_checksum(checksums) else b""
 
 
 @dataclass(slots=True)
