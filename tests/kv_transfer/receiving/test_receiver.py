@@ -244,6 +244,14 @@ def test_pieces_of_other_incarnations_are_refused() -> None:
     assert decode.receiver.counters.num_bytes == 0
 
 
+def test_a_piece_of_another_transfer_is_refused_by_this_one() -> None:
+    decode = reserved()
+    other = replace(piece_of(decode, 0), transfer_id=TransferId("kv-2"))
+
+    with pytest.raises(UnknownTransfer, match="kv-2 came for kv-1"):
+        decode.receiver.filling(TRANSFER).begin(0, other, decode.clock())
+
+
 def test_a_lease_that_is_over_takes_no_pieces_and_is_not_sealed_or_adopted() -> None:
     decode = filled()
     decode.receiver.abort(TRANSFER, AbortReason.CANCELLED)
