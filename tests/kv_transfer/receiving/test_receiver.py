@@ -22,6 +22,7 @@ from baton.core.errors import (
     UnknownTransfer,
 )
 from baton.core.ids import Epoch, TransferId, new_epoch
+from baton.core.kv_layout import SideCache
 from baton.core.kv_pool import Holder, HolderKind
 from baton.engine.blocks.block_bytes import Targets
 from baton.kv_transfer.handoff.lease import ReceiverState
@@ -202,6 +203,19 @@ def test_a_piece_of_more_planes_than_there_are_is_refused_before_anything_is_mad
     assert whole is wrong
     with pytest.raises(CorruptPiece, match="there are 2 planes"):
         decode.accept(whole)
+
+
+def test_planes_whose_blocks_are_only_as_long_do_not_come_in_one_piece() -> None:
+    side = SideCache(name="index", layers=(0,), width=4, dtype="float32")
+    layout = replace(LAYOUT, side_caches=(side,))
+    assert len({plane.layer_block_bytes for plane in layout.planes}) == 1
+    decode = DecodeReplica(layout=layout)
+    decode.reserve(SENDER)
+    views = [memoryview(bytes(LAYOUT.layer_block_bytes))] * (2 * NUM_BLOCKS)
+    piece = replace(piece_of(decode, 0), num_planes=2, views=views, checksums=checksums_of(views))
+
+    with pytest.raises(CorruptPiece, match="its planes are not alike"):
+        decode.accept(piece)
 
 
 def malformed() -> Iterator[tuple[str, KvPiece]]:

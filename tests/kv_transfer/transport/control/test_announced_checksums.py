@@ -66,6 +66,7 @@ async def test_a_piece_whose_announced_checksums_are_damaged_is_asked_for_again(
         report = await it.fetch(reservation)
 
         assert (report.num_asked_again, report.num_reopened) == (num_asked_again, 0)
+        assert all("checksums were damaged on the way" in note for note in report.notes)
         assert sum(it.decode.receiver.counters.num_corrupt.values()) == num_asked_again
         assert it.decode.receiver.counters.num_bytes == KV_BYTES
         await it.on_d.call(it.decode.adopt)
