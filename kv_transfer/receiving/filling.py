@@ -254,7 +254,7 @@ class Filling:
         """SEAL, ADOPT or ABORT; what the lease is then. Raises ValueError if it cannot happen."""
         with self._lock:
             self._lease = next_receiver_lease(self._lease, event)
-            self._reason = self._reason or reason
+            self._reason = reason
             return self._lease
 
     # What follows is called with the lock held.
