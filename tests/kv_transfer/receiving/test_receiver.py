@@ -25,7 +25,7 @@ from baton.core.ids import Epoch, TransferId, new_epoch
 from baton.core.kv_layout import SideCache
 from baton.core.kv_pool import Holder, HolderKind
 from baton.engine.blocks.block_bytes import Targets
-from baton.kv_transfer.handoff.lease import ReceiverState
+from baton.kv_transfer.handoff.lease import ReceiverEvent, ReceiverState
 from baton.kv_transfer.handoff.messages import KvPiece
 from baton.kv_transfer.layouts.integrity import unit_checksums
 from baton.kv_transfer.receiving.placing import place
@@ -264,6 +264,26 @@ def test_a_piece_of_another_transfer_is_refused_by_this_one() -> None:
 
     with pytest.raises(UnknownTransfer, match="kv-2 came for kv-1"):
         decode.receiver.filling(TRANSFER).begin(0, other, decode.clock())
+
+
+def test_a_transfer_id_is_good_for_one_reservation() -> None:
+    decode = reserved()
+    with pytest.raises(ValueError, match="was reserved before"):
+        decode.reserve(SENDER)
+
+    decode.receiver.abort(TRANSFER, AbortReason.CANCELLED)
+
+    with pytest.raises(ValueError, match="was reserved before"):
+        decode.reserve(SENDER)
+    assert decode.audit().free == decode.pool.num_blocks
+
+
+def test_a_lease_that_is_given_up_at_the_moment_of_its_seal_says_so() -> None:
+    decode = filled()
+    decode.receiver.filling(TRANSFER).happen(ReceiverEvent.ABORT)  # by the owner's thread
+
+    with pytest.raises(TransferAborted, match="given up by the receiver"):
+        decode.receiver.seal(TRANSFER)
 
 
 def test_a_lease_that_is_over_takes_no_pieces_and_is_not_sealed_or_adopted() -> None:
