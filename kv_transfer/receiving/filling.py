@@ -189,8 +189,8 @@ class Filling:
                 return (piece,)
         planes = tuple(piece.by_plane())
         if not piece.has_checksums:
-            first, stop = piece.first_block, piece.first_block + piece.num_blocks
-            self._refuse(piece, _DAMAGED, range(max(first, slots.start), stop))
+            first = piece.first_block
+            self._refuse(piece, _DAMAGED, range(first, first + piece.num_blocks))
         return planes
 
     def begin(self, stream: int, piece: KvPiece, now: float) -> Fill:
@@ -310,7 +310,7 @@ class Filling:
         checksum_bytes = CHECKSUM_BYTES * num_views * layout.num_kv_heads
         if not 0 <= piece.first_block <= stop <= stream.blocks.stop:
             self._refuse(piece, f"{num_blocks} blocks from {piece.first_block} are out of range")
-        wanted = range(max(piece.first_block, stream.blocks.start), stop)
+        wanted = range(piece.first_block, stop)
         if not piece.num_checksum_bytes:
             self._refuse(piece, _DAMAGED, wanted)
         if not num_blocks or has_other_size or piece.num_checksum_bytes != checksum_bytes:
