@@ -26,8 +26,9 @@ from baton.core.kv_layout import SideCache
 from baton.core.kv_pool import Holder, HolderKind
 from baton.engine.blocks.block_bytes import Targets
 from baton.kv_transfer.handoff.lease import ReceiverEvent, ReceiverState
-from baton.kv_transfer.handoff.messages import KvPiece
+from baton.kv_transfer.handoff.messages import BlockRange, KvPiece
 from baton.kv_transfer.layouts.integrity import unit_checksums
+from baton.kv_transfer.receiving.openings import is_asked_for, opening
 from baton.kv_transfer.receiving.placing import place
 from baton.kv_transfer.receiving.receiver import AbortReason, ReceiverConfig
 
@@ -264,6 +265,19 @@ def test_a_piece_of_another_transfer_is_refused_by_this_one() -> None:
 
     with pytest.raises(UnknownTransfer, match="kv-2 came for kv-1"):
         decode.receiver.filling(TRANSFER).begin(0, other, decode.clock())
+
+
+def test_a_piece_is_asked_for_if_all_of_its_blocks_are() -> None:
+    decode = DecodeReplica()
+    reservation = decode.reserve(SENDER)
+    assert reservation is not None
+    asked = replace(opening(reservation, reservation.streams[0]), only=(BlockRange(0, 1, 3),))
+
+    spans = [(first, stop) for first in range(5) for stop in range(first + 1, 5)]
+    found = [span for span in spans if is_asked_for(piece_of(decode, 0, *span), asked)]
+
+    assert found == [(1, 2), (1, 3), (2, 3)]
+    assert not is_asked_for(piece_of(decode, 1, 1, 3), asked)
 
 
 def test_a_transfer_id_is_good_for_one_reservation() -> None:
