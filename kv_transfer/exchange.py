@@ -50,7 +50,7 @@ class ExchangeParts:
     channels: Channels
     config: ExchangeConfig = DEFAULTS
     stack: TierStack | None = None
-    """Where KV is kept that leaves the pool, if anywhere."""
+    """Tiers that keep KV which leaves the pool, if there are any."""
     tiers: TiersConfig = field(default_factory=TiersConfig)
     may_reserve: Callable[[], bool] = lambda: True
     """See `Receiver`."""
@@ -63,7 +63,7 @@ class EngineCalls:
     """What the exchange asks, and tells, the engine whose pool it is."""
 
     on_transfer_ended: Callable[[TransferId], None] = lambda _: None
-    """Hears of transfers that leave, on the owner's thread."""
+    """Called for each transfer that has left, on the owner's thread."""
     is_full: Callable[[], bool] = lambda: False
     """See `PrefixFetcher`."""
     compute_s: Callable[[int, int], float] = lambda num_tokens, num_here: inf
@@ -154,8 +154,8 @@ class KvExchange:
     ) -> AsyncIterator[FetchedPrefix]:
         """Within the context, what the tiers and `sources` hold of `known` is in the prefix cache.
 
-        All but the last token, that is, which is computed in any case, and full blocks only. Who
-        is not the first of the sources is asked for what is missing then.
+        All but the last token, that is, which is computed in any case, and full blocks only. Each
+        source is asked for what is still missing after those before it.
         """
         size = self.pool.layout.block_size
         wanted = known[: (len(known) - 1) // size * size]

@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x62\x61ton/proto/kv.proto\x12\x0b\x62\x61ton.kv.v1\"\x8b\x02\n\x08KvLayout\x12\x19\n\x11model_fingerprint\x18\x01 \x01(\x0c\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x12\n\nnum_layers\x18\x03 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x04 \x01(\r\x12\x10\n\x08head_dim\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x15\n\rfirst_kv_head\x18\x07 \x01(\r\x12\x13\n\x0bnum_vectors\x18\x08 \x01(\r\x12+\n\x0bside_caches\x18\t \x03(\x0b\x32\x16.baton.kv.v1.SideCache\x12,\n\x08\x66\x65\x61tures\x18\n \x01(\x0b\x32\x1a.baton.kv.v1.DraftFeatures\"G\n\tSideCache\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06layers\x18\x02 \x03(\r\x12\r\n\x05width\x18\x03 \x01(\r\x12\r\n\x05\x64type\x18\x04 \x01(\t\";\n\rDraftFeatures\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\r\n\x05width\x18\x02 \x01(\r\x12\r\n\x05\x64type\x18\x03 \x01(\t\"g\n\x0bOpenMessage\x12(\n\x04open\x18\x01 \x01(\x0b\x32\x18.baton.kv.v1.OpenRequestH\x00\x12#\n\x05taken\x18\x02 \x01(\x0b\x32\x12.baton.kv.v1.TakenH\x00\x42\t\n\x07message\"\x9c\x02\n\x0bOpenRequest\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x14\n\x0csender_epoch\x18\x02 \x01(\t\x12\x16\n\x0ereceiver_epoch\x18\x03 \x01(\t\x12%\n\x06layout\x18\x04 \x01(\x0b\x32\x15.baton.kv.v1.KvLayout\x12\x13\n\x0b\x66irst_block\x18\x05 \x01(\r\x12\x11\n\ttransport\x18\x06 \x01(\t\x12!\n\x04only\x18\x07 \x03(\x0b\x32\x13.baton.kv.v1.KvSpan\x12\x14\n\x0cjoins_planes\x18\x08 \x01(\x08\x12\x14\n\x0ckeeps_stream\x18\t \x01(\x08\x12\x11\n\tjoins_end\x18\n \x01(\x08\x12\x19\n\x11reads_sums_behind\x18\x0b \x01(\x08\"@\n\x06KvSpan\x12\r\n\x05plane\x18\x01 \x01(\r\x12\x13\n\x0b\x66irst_block\x18\x02 \x01(\r\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\"\x1b\n\x05Taken\x12\x12\n\nnum_pieces\x18\x01 \x01(\x04\"Q\n\x08KvPieces\x12$\n\x06pieces\x18\x01 \x03(\x0b\x32\x14.baton.kv.v1.KvPiece\x12\x0e\n\x06is_end\x18\x02 \x01(\x08\x12\x0f\n\x07is_kept\x18\x03 \x01(\x08\"\xc9\x01\n\x07KvPiece\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x14\n\x0csender_epoch\x18\x02 \x01(\t\x12\x16\n\x0ereceiver_epoch\x18\x03 \x01(\t\x12\r\n\x05plane\x18\x04 \x01(\r\x12\x13\n\x0b\x66irst_block\x18\x05 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x06 \x01(\x0c\x12\x11\n\tchecksums\x18\x07 \x01(\x0c\x12\x0e\n\x06ticket\x18\x08 \x01(\x0c\x12\x12\n\nnum_blocks\x18\t \x01(\r\x12\x12\n\nnum_planes\x18\n \x01(\r\"y\n\rSettleRequest\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x14\n\x0csender_epoch\x18\x02 \x01(\t\x12\x16\n\x0ereceiver_epoch\x18\x03 \x01(\t\x12%\n\x07outcome\x18\x04 \x01(\x0e\x32\x14.baton.kv.v1.Outcome\"4\n\x0bSettleReply\x12%\n\x07outcome\x18\x01 \x01(\x0e\x32\x14.baton.kv.v1.Outcome\"_\n\x0bMeetRequest\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x14\n\x0csender_epoch\x18\x02 \x01(\t\x12\x16\n\x0ereceiver_epoch\x18\x03 \x01(\t\x12\x0f\n\x07payload\x18\x04 \x01(\x0c\"\x1c\n\tMeetReply\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\"e\n\x0cProbeRequest\x12\x14\n\x0csender_epoch\x18\x01 \x01(\t\x12\x16\n\x0ereceiver_epoch\x18\x02 \x01(\t\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\x12\x14\n\x0ctime_left_ms\x18\x04 \x01(\x04\"\\\n\nProbeOffer\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12%\n\x06layout\x18\x02 \x01(\x0b\x32\x15.baton.kv.v1.KvLayout\x12\x12\n\nnum_blocks\x18\x03 \x01(\r*r\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x10\n\x0cOUTCOME_OPEN\x10\x01\x12\x12\n\x0eOUTCOME_SEALED\x10\x02\x12\x13\n\x0fOUTCOME_ABORTED\x10\x03\x12\x13\n\x0fOUTCOME_UNKNOWN\x10\x04\x32\x85\x02\n\nKvTransfer\x12;\n\x04Open\x12\x18.baton.kv.v1.OpenMessage\x1a\x15.baton.kv.v1.KvPieces(\x01\x30\x01\x12>\n\x06Settle\x12\x1a.baton.kv.v1.SettleRequest\x1a\x18.baton.kv.v1.SettleReply\x12\x38\n\x04Meet\x12\x18.baton.kv.v1.MeetRequest\x1a\x16.baton.kv.v1.MeetReply\x12@\n\nOfferProbe\x12\x19.baton.kv.v1.ProbeRequest\x1a\x17.baton.kv.v1.ProbeOfferb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x62\x61ton/proto/kv.proto\x12\x0b\x62\x61ton.kv.v1\"\x8b\x02\n\x08KvLayout\x12\x19\n\x11model_fingerprint\x18\x01 \x01(\x0c\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x12\n\nnum_layers\x18\x03 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x04 \x01(\r\x12\x10\n\x08head_dim\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x15\n\rfirst_kv_head\x18\x07 \x01(\r\x12\x13\n\x0bnum_vectors\x18\x08 \x01(\r\x12+\n\x0bside_caches\x18\t \x03(\x0b\x32\x16.baton.kv.v1.SideCache\x12,\n\x08\x66\x65\x61tures\x18\n \x01(\x0b\x32\x1a.baton.kv.v1.DraftFeatures\"G\n\tSideCache\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06layers\x18\x02 \x03(\r\x12\r\n\x05width\x18\x03 \x01(\r\x12\r\n\x05\x64type\x18\x04 \x01(\t\";\n\rDraftFeatures\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\r\n\x05width\x18\x02 \x01(\r\x12\r\n\x05\x64type\x18\x03 \x01(\t\"g\n\x0bOpenMessage\x12(\n\x04open\x18\x01 \x01(\x0b\x32\x18.baton.kv.v1.OpenRequestH\x00\x12#\n\x05taken\x18\x02 \x01(\x0b\x32\x12.baton.kv.v1.TakenH\x00\x42\t\n\x07message\"\xa2\x02\n\x0bOpenRequest\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x14\n\x0csender_epoch\x18\x02 \x01(\t\x12\x16\n\x0ereceiver_epoch\x18\x03 \x01(\t\x12%\n\x06layout\x18\x04 \x01(\x0b\x32\x15.baton.kv.v1.KvLayout\x12\x13\n\x0b\x66irst_block\x18\x05 \x01(\r\x12\x11\n\ttransport\x18\x06 \x01(\t\x12!\n\x04only\x18\x07 \x03(\x0b\x32\x13.baton.kv.v1.KvSpan\x12\x14\n\x0cjoins_planes\x18\x08 \x01(\x08\x12\x14\n\x0ckeeps_stream\x18\t \x01(\x08\x12\x11\n\tjoins_end\x18\n \x01(\x08\x12\x19\n\x11reads_sums_behind\x18\x0c \x01(\x08J\x04\x08\x0b\x10\x0c\"@\n\x06KvSpan\x12\r\n\x05plane\x18\x01 \x01(\r\x12\x13\n\x0b\x66irst_block\x18\x02 \x01(\r\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\"\x1b\n\x05Taken\x12\x12\n\nnum_pieces\x18\x01 \x01(\x04\"Q\n\x08KvPieces\x12$\n\x06pieces\x18\x01 \x03(\x0b\x32\x14.baton.kv.v1.KvPiece\x12\x0e\n\x06is_end\x18\x02 \x01(\x08\x12\x0f\n\x07is_kept\x18\x03 \x01(\x08\"\xdf\x01\n\x07KvPiece\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x14\n\x0csender_epoch\x18\x02 \x01(\t\x12\x16\n\x0ereceiver_epoch\x18\x03 \x01(\t\x12\r\n\x05plane\x18\x04 \x01(\r\x12\x13\n\x0b\x66irst_block\x18\x05 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x06 \x01(\x0c\x12\x11\n\tchecksums\x18\x07 \x01(\x0c\x12\x0e\n\x06ticket\x18\x08 \x01(\x0c\x12\x12\n\nnum_blocks\x18\t \x01(\r\x12\x12\n\nnum_planes\x18\n \x01(\r\x12\x14\n\x0cown_checksum\x18\x0b \x01(\x0c\"y\n\rSettleRequest\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x14\n\x0csender_epoch\x18\x02 \x01(\t\x12\x16\n\x0ereceiver_epoch\x18\x03 \x01(\t\x12%\n\x07outcome\x18\x04 \x01(\x0e\x32\x14.baton.kv.v1.Outcome\"4\n\x0bSettleReply\x12%\n\x07outcome\x18\x01 \x01(\x0e\x32\x14.baton.kv.v1.Outcome\"_\n\x0bMeetRequest\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x14\n\x0csender_epoch\x18\x02 \x01(\t\x12\x16\n\x0ereceiver_epoch\x18\x03 \x01(\t\x12\x0f\n\x07payload\x18\x04 \x01(\x0c\"\x1c\n\tMeetReply\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\"e\n\x0cProbeRequest\x12\x14\n\x0csender_epoch\x18\x01 \x01(\t\x12\x16\n\x0ereceiver_epoch\x18\x02 \x01(\t\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\x12\x14\n\x0ctime_left_ms\x18\x04 \x01(\x04\"\\\n\nProbeOffer\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12%\n\x06layout\x18\x02 \x01(\x0b\x32\x15.baton.kv.v1.KvLayout\x12\x12\n\nnum_blocks\x18\x03 \x01(\r*r\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x10\n\x0cOUTCOME_OPEN\x10\x01\x12\x12\n\x0eOUTCOME_SEALED\x10\x02\x12\x13\n\x0fOUTCOME_ABORTED\x10\x03\x12\x13\n\x0fOUTCOME_UNKNOWN\x10\x04\x32\x85\x02\n\nKvTransfer\x12;\n\x04Open\x12\x18.baton.kv.v1.OpenMessage\x1a\x15.baton.kv.v1.KvPieces(\x01\x30\x01\x12>\n\x06Settle\x12\x1a.baton.kv.v1.SettleRequest\x1a\x18.baton.kv.v1.SettleReply\x12\x38\n\x04Meet\x12\x18.baton.kv.v1.MeetRequest\x1a\x16.baton.kv.v1.MeetReply\x12@\n\nOfferProbe\x12\x19.baton.kv.v1.ProbeRequest\x1a\x17.baton.kv.v1.ProbeOfferb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.proto.kv_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OUTCOME']._serialized_start=1716
-  _globals['_OUTCOME']._serialized_end=1830
+  _globals['_OUTCOME']._serialized_start=1744
+  _globals['_OUTCOME']._serialized_end=1858
   _globals['_KVLAYOUT']._serialized_start=38
   _globals['_KVLAYOUT']._serialized_end=305
   _globals['_SIDECACHE']._serialized_start=307
@@ -42,27 +42,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OPENMESSAGE']._serialized_start=441
   _globals['_OPENMESSAGE']._serialized_end=544
   _globals['_OPENREQUEST']._serialized_start=547
-  _globals['_OPENREQUEST']._serialized_end=831
-  _globals['_KVSPAN']._serialized_start=833
-  _globals['_KVSPAN']._serialized_end=897
-  _globals['_TAKEN']._serialized_start=899
-  _globals['_TAKEN']._serialized_end=926
-  _globals['_KVPIECES']._serialized_start=928
-  _globals['_KVPIECES']._serialized_end=1009
-  _globals['_KVPIECE']._serialized_start=1012
-  _globals['_KVPIECE']._serialized_end=1213
-  _globals['_SETTLEREQUEST']._serialized_start=1215
-  _globals['_SETTLEREQUEST']._serialized_end=1336
-  _globals['_SETTLEREPLY']._serialized_start=1338
-  _globals['_SETTLEREPLY']._serialized_end=1390
-  _globals['_MEETREQUEST']._serialized_start=1392
-  _globals['_MEETREQUEST']._serialized_end=1487
-  _globals['_MEETREPLY']._serialized_start=1489
-  _globals['_MEETREPLY']._serialized_end=1517
-  _globals['_PROBEREQUEST']._serialized_start=1519
-  _globals['_PROBEREQUEST']._serialized_end=1620
-  _globals['_PROBEOFFER']._serialized_start=1622
-  _globals['_PROBEOFFER']._serialized_end=1714
-  _globals['_KVTRANSFER']._serialized_start=1833
-  _globals['_KVTRANSFER']._serialized_end=2094
+  _globals['_OPENREQUEST']._serialized_end=837
+  _globals['_KVSPAN']._serialized_start=839
+  _globals['_KVSPAN']._serialized_end=903
+  _globals['_TAKEN']._serialized_start=905
+  _globals['_TAKEN']._serialized_end=932
+  _globals['_KVPIECES']._serialized_start=934
+  _globals['_KVPIECES']._serialized_end=1015
+  _globals['_KVPIECE']._serialized_start=1018
+  _globals['_KVPIECE']._serialized_end=1241
+  _globals['_SETTLEREQUEST']._serialized_start=1243
+  _globals['_SETTLEREQUEST']._serialized_end=1364
+  _globals['_SETTLEREPLY']._serialized_start=1366
+  _globals['_SETTLEREPLY']._serialized_end=1418
+  _globals['_MEETREQUEST']._serialized_start=1420
+  _globals['_MEETREQUEST']._serialized_end=1515
+  _globals['_MEETREPLY']._serialized_start=1517
+  _globals['_MEETREPLY']._serialized_end=1545
+  _globals['_PROBEREQUEST']._serialized_start=1547
+  _globals['_PROBEREQUEST']._serialized_end=1648
+  _globals['_PROBEOFFER']._serialized_start=1650
+  _globals['_PROBEOFFER']._serialized_end=1742
+  _globals['_KVTRANSFER']._serialized_start=1861
+  _globals['_KVTRANSFER']._serialized_end=2122
 # @@protoc_insertion_point(module_scope)

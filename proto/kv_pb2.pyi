@@ -90,7 +90,7 @@ class KvLayout(message.Message):
     def side_caches(self) -> containers.RepeatedCompositeFieldContainer[SideCache]: ...
     @builtins.property
     def features(self) -> DraftFeatures:
-        """the last plane; optional: who does not know it does not send it"""
+        """the last plane; optional: a P that does not know it does not send it"""
 
     def __init__(
         self,
@@ -223,7 +223,7 @@ class OpenRequest(message.Message):
     joins_end: builtins.bool
     """D reads the end also behind the last pieces, in their message."""
     reads_sums_behind: builtins.bool
-    """D reads the checksums of a piece behind its bytes, and the checksum of these, by a transport that
+    """D reads the checksums of a piece behind its bytes, and behind them their own, by a transport that
     sends them there (tcp). An older P announces them all the same.
     """
     @builtins.property
@@ -308,8 +308,8 @@ class KvPieces(message.Message):
     IS_END_FIELD_NUMBER: builtins.int
     IS_KEPT_FIELD_NUMBER: builtins.int
     is_end: builtins.bool
-    """No piece follows: in a message of its own, unless D `joins_end`. Who has taken all of them need not wait for P to hear
-    of it and to end the stream. An older P says nothing, and ends the stream.
+    """No piece follows: in a message of its own, unless D `joins_end`. A D that has taken all of them need not wait until P
+    is notified and ends the stream. An older P says nothing, and ends the stream.
     """
     is_kept: builtins.bool
     """With that, of a P that was told `keeps_stream`: it waits for another `open`, which may follow
@@ -348,6 +348,7 @@ class KvPiece(message.Message):
     TICKET_FIELD_NUMBER: builtins.int
     NUM_BLOCKS_FIELD_NUMBER: builtins.int
     NUM_PLANES_FIELD_NUMBER: builtins.int
+    OWN_CHECKSUM_FIELD_NUMBER: builtins.int
     transfer_id: builtins.str
     sender_epoch: builtins.str
     receiver_epoch: builtins.str
@@ -368,6 +369,10 @@ class KvPiece(message.Message):
     """of each plane"""
     num_planes: builtins.int
     """from `plane` on; 0, as older peers say, is 1"""
+    own_checksum: builtins.bytes
+    """XXH3-64 of `checksums`, in 8 bytes like each of them: whether they were damaged on the way. An
+    older P sends none.
+    """
     def __init__(
         self,
         *,
@@ -381,10 +386,11 @@ class KvPiece(message.Message):
         ticket: builtins.bytes = ...,
         num_blocks: builtins.int = ...,
         num_planes: builtins.int = ...,
+        own_checksum: builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["checksums", b"checksums", "data", b"data", "first_block", b"first_block", "num_blocks", b"num_blocks", "num_planes", b"num_planes", "plane", b"plane", "receiver_epoch", b"receiver_epoch", "sender_epoch", b"sender_epoch", "ticket", b"ticket", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["checksums", b"checksums", "data", b"data", "first_block", b"first_block", "num_blocks", b"num_blocks", "num_planes", b"num_planes", "own_checksum", b"own_checksum", "plane", b"plane", "receiver_epoch", b"receiver_epoch", "sender_epoch", b"sender_epoch", "ticket", b"ticket", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -62,7 +62,8 @@ class OpenTransfer:
     reads_sums_behind: bool = False
     """Whether D reads the checksums of a piece behind its bytes: P need not announce them."""
     only: tuple[BlockRange, ...] = ()
-    """Just these, which came with wrong bytes before; empty: everything from `first_block` on."""
+    """Only these blocks, which came with wrong bytes before; empty: everything from `first_block`
+    on."""
     max_piece_bytes: int = 0
     """Set by P for a transport that does not carry pieces itself; 0: as long as P likes them."""
     carry: Carry | None = None
@@ -100,9 +101,10 @@ class KvPiece:
     views: Sequence[memoryview]
     """Views by plane and block: [KV heads][2][block size][head dim] as bytes."""
     checksums: bytes
-    """XXH3-64 of each (plane, block, head), in the order of the views, as in `integrity`."""
+    """XXH3-64 of each (plane, block, head), in the order of the views, as in `integrity`. None
+    where they come behind the bytes, or were damaged on the way."""
     checksums_behind: ChecksumsBehind | None = None
-    """Those, where they were not announced."""
+    """The checksums, where they come behind the bytes."""
     release: Callable[[], None] = _nothing_to_release
     executor: Executor | None = None
     """Threads that may wait for bytes that have yet to come; None: they are there."""
@@ -126,7 +128,7 @@ class KvPiece:
     @property
     def has_checksums(self) -> bool:
         """False where they come behind the bytes, which have yet to be read, or were damaged."""
-        return self.checksums_behind is None or bool(self.checksums_behind.come)
+        return bool(self.known_checksums)
 
     @property
     def known_checksums(self) -> bytes:

@@ -48,8 +48,8 @@ class LentPiece:
     give_back: Callable[[], None]
     """The views will not be read again. Once, or more often; from any thread."""
     give_up: Callable[[], None] = _nobody_sends
-    """D gets no more of it: who sends it now ends soon, in the middle. Before `give_back`, from any
-    thread."""
+    """D gets no more of it: a sending under way ends soon, in the middle. Before `give_back`, from
+    any thread."""
     message: bytes = b""
     """The piece as it travels, with its bytes; empty: it is yet to be written. Where there is one,
     the views are good for their length only: the blocks may be others' by now."""

@@ -53,8 +53,8 @@ def copied_checksums(
 
 
 def checksums_on_device(rows: Tensor | RankRows, unit_bytes: int) -> bytes | None:
-    """As `checksums_of`, of uint8 [blocks, bytes], summed up where they lie, beside what else their
-    device does; None for units that no device sums up."""
+    """The checksums of the units of uint8 [blocks, bytes], computed on their device, beside its
+    other work; None for units that no device sums up."""
     if not checksum.can_sum_up(unit_bytes):
         return None
     if not isinstance(rows, Tensor):
@@ -69,7 +69,7 @@ def checksums_on_device(rows: Tensor | RankRows, unit_bytes: int) -> bytes | Non
 def copied_together(
     copies: Sequence[tuple[Sequence[memoryview], Sequence[memoryview]]], unit_bytes: int
 ) -> list[bytes]:
-    """As `copied_checksums` of each (sources, targets), in one call where it is compiled."""
+    """`copied_checksums` of each (sources, targets), in one call where it is compiled."""
     if not checksum.is_compiled():
         return [copied_checksums(sources, targets, unit_bytes) for sources, targets in copies]
     sources, targets = [each for each, _ in copies], [each for _, each in copies]
@@ -78,7 +78,7 @@ def copied_together(
 
 
 def checksums_together(groups: Sequence[Sequence[memoryview]], unit_bytes: int) -> list[bytes]:
-    """As `checksums_of` each of the groups, in one call where it is compiled."""
+    """`checksums_of` each of the groups, in one call where it is compiled."""
     if not checksum.is_compiled():
         return [checksums_of(group, unit_bytes) for group in groups]
     return _cut(checksum.checksums(groups, unit_bytes), groups, unit_bytes)
@@ -101,16 +101,20 @@ def _digests(view: memoryview, unit_bytes: int) -> bytes:
     return struct.pack(f"<{len(digests)}Q", *digests)
 
 
+def own_checksum(checksums: bytes) -> bytes:
+    """The checksum of all these checksums: it tells whether they were damaged on their way."""
+    return struct.pack("<Q", xxhash.xxh3_64_intdigest(checksums))
+
+
 def with_own_checksum(checksums: bytes) -> bytes:
-    """The checksums, and behind them the checksum of all of them: it tells whether they were
-    damaged on their way."""
-    return checksums + _digests(memoryview(checksums), len(checksums))
+    """The checksums, and behind them their own."""
+    return checksums + own_checksum(checksums)
 
 
 def without_own_checksum(data: bytes) -> bytes | None:
     """The checksums that `with_own_checksum` was given; None if they were damaged."""
-    checksums = data[:-CHECKSUM_BYTES]
-    return checksums if with_own_checksum(checksums) == data else None
+    checksums, own = data[:-CHECKSUM_BYTES], data[-CHECKSUM_BYTES:]
+    return checksums if own == own_checksum(checksums) else None
 
 
 def combined_checksums(checksums: bytes, num_each: int) -> bytes:

@@ -123,7 +123,7 @@ class Lender:
             del self._has_ended[transfer_id]
             if not self._has_ended:
                 self.is_idle.set()
-            self._owner.post(partial(self._end, transfer_id, "the call of who pulled it ended"))
+            self._owner.post(partial(self._end, transfer_id, "the call of its borrower ended"))
 
     def _beyond_the_pool(
         self, request: PullRequest, hold: Hold | None

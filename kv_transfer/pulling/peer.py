@@ -6,7 +6,7 @@
       the transfer itself goes by any transport; the call stays open until it is settled
 
 Cutting the call gives the loan up. Leaving the offer's context after a transfer does not cut it:
-the peer ends the call when it hears that the transfer is sealed, and that is awaited in the
+the peer ends the call once it is notified that the transfer is sealed, and that is awaited in the
 background.
 """
 

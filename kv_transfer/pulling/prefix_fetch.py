@@ -48,7 +48,7 @@ class PrefixOffer:
     address: str
     """Source address as the fetcher's transport understands it."""
     listener: Listener = NOBODY
-    """Hears how the transfer advances."""
+    """Notified as the transfer advances."""
 
 
 class PrefixSource(Protocol):

@@ -53,8 +53,9 @@ class FetchConfig:
     max_unwritten_bytes: int = 20 << 20
     """Bytes of these; of one alone there may be more."""
     max_bytes_at_once: int = 2 << 20
-    """As many of a stream are written on the event loop itself, if they are there and go to memory
-    as they are: for a short prompt that is quicker than to ask a thread, and to be told by it."""
+    """Bytes of a stream, from the first on, that are written on the event loop itself, if they are
+    there and go to memory as they are: for a short prompt that is quicker than a hop to a thread
+    and back."""
     num_threads: int = 2
     """Threads that write pieces and verify them."""
     max_reopened: int = 3

@@ -180,7 +180,8 @@ class Filling:
         Bytes that have yet to come are read before they are split. Raises CorruptPiece if their
         checksums were damaged: once, as for a piece that is not split.
         """
-        if piece.num_planes == 1:
+        num_planes = len(self.reservation.streams[stream].placement.planes)
+        if piece.num_planes == 1 or piece.planes.stop > num_planes:  # which `begin` refuses
             return (piece,)
         with self._lock:
             slots = self._slots[stream]
@@ -188,8 +189,8 @@ class Filling:
                 return (piece,)
         planes = tuple(piece.by_plane())
         if not piece.has_checksums:
-            first, stop = piece.first_block, piece.first_block + piece.num_blocks
-            self._refuse(piece, _DAMAGED, range(max(first, slots.start), stop))
+            first = piece.first_block
+            self._refuse(piece, _DAMAGED, range(first, first + piece.num_blocks))
         return planes
 
     def begin(self, stream: int, piece: KvPiece, now: float) -> Fill:
@@ -253,7 +254,7 @@ class Filling:
         """SEAL, ADOPT or ABORT; what the lease is then. Raises ValueError if it cannot happen."""
         with self._lock:
             self._lease = next_receiver_lease(self._lease, event)
-            self._reason = self._reason or reason
+            self._reason = reason
             return self._lease
 
     # What follows is called with the lock held.
@@ -309,8 +310,10 @@ class Filling:
         checksum_bytes = CHECKSUM_BYTES * num_views * layout.num_kv_heads
         if not 0 <= piece.first_block <= stop <= stream.blocks.stop:
             self._refuse(piece, f"{num_blocks} blocks from {piece.first_block} are out of range")
+        wanted = range(piece.first_block, stop)
+        if not piece.num_checksum_bytes:
+            self._refuse(piece, _DAMAGED, wanted)
         if not num_blocks or has_other_size or piece.num_checksum_bytes != checksum_bytes:
-            wanted = range(max(piece.first_block, stream.blocks.start), stop)
             what = f"{piece.num_bytes} bytes, {piece.num_checksum_bytes} of checksums"
             self._refuse(piece, what, wanted)
 

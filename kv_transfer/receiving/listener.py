@@ -14,8 +14,8 @@ class Listener(Protocol):
         """Within it the source is awaited: one of the transfer's streams, or a piece's bytes."""
 
     def observe(self, num_bytes: int = 0, transport: str = "") -> None:
-        """So many bytes of a piece have come by this way, which are yet to be verified; 0: it was
-        announced, and its bytes are yet to come."""
+        """`num_bytes` of a piece have come by this transport, and are yet to be verified; 0: the
+        piece was announced, and its bytes are yet to come."""
 
 
 class _Nobody:
@@ -32,7 +32,7 @@ NOBODY = _Nobody()
 async def listened(
     pieces: AsyncGenerator[KvPiece, None], listener: Listener
 ) -> AsyncIterator[KvPiece]:
-    """The pieces of a stream, of which `listener` hears."""
+    """The pieces of a stream; `listener` is notified of each."""
     while True:
         with listener.listening():
             piece = await anext(pieces, None)

@@ -136,7 +136,7 @@ def _are_rows(fill: Fill) -> bool:
 
 
 def _place_rows(fills: Sequence[Fill], unit_bytes: int) -> dict[Fill, list[Unit]]:
-    """As above, from memory of our own on the blocks' device: only checksums come to this host.
+    """Write fills whose bytes are on the blocks' device already: only checksums come to this host.
 
     All fills go together: the device is waited for twice, however many they are.
     """
@@ -203,7 +203,7 @@ def _compared(fill: Fill, blocks: Sequence[int], actual: bytes) -> dict[int, lis
 
 
 def _by_target(fill: Fill, blocks: Sequence[int], wrong: Iterable[int]) -> dict[int, list[Unit]]:
-    """These units, given by number, likewise by the position of their block."""
+    """Units given by number, grouped by the position of their block."""
     found: dict[int, list[Unit]] = {}
     for number in wrong:
         position, head = divmod(number, fill.placement.arriving.num_kv_heads)

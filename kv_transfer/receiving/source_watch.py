@@ -47,7 +47,7 @@ class SourceWatch:
         self._coming_s = 0.0
         """Seconds listened since all was there to be sent."""
         self._num_bytes = self._num_coming_bytes = 0
-        """Bytes heard in all, and since all was there to be sent."""
+        """Bytes received in all, and since all was there to be sent."""
         self._due_bytes = 0.0
         """Bytes due since then, summed at each look, as the least rate changes."""
         self._transport = ""

@@ -30,7 +30,7 @@ class Offer:
     computed: list[int]
     """Blocks of each plane that are computed, and held."""
     published: list[int]
-    """As many of these as may be read."""
+    """Blocks of each plane that D may read: some of those that are computed."""
     readings: set[BlockRead] = field(default_factory=set)
     reason: str = ""
 

@@ -63,7 +63,7 @@ class Outbox:
         self.hashing: Executor = ThreadPoolExecutor(NUM_HASHING_THREADS, "baton-hashing")
         """May be replaced before the first stream, by one that also measures."""
         self.max_bytes_at_once = max_bytes_at_once
-        """Likewise."""
+        """May be replaced before the first stream."""
         self._desk = _Desk(sender, owner)
         self._max_piece_bytes = max_piece_bytes
 
@@ -171,7 +171,7 @@ class _Desk:
         except TransferError as error:
             _tell(future, partial(_fail, future, error))
             return True
-        except Exception as error:  # who asked waits for an answer, and the engine can go on
+        except Exception as error:  # the caller waits for an answer, and the engine can go on
             log.exception("the KV of %s cannot be read", stream.transfer_id)
             cut = TransferCut(f"{stream.transfer_id} cannot be read: {error!r}")
             _tell(future, partial(_fail, future, cut))
@@ -184,7 +184,7 @@ class _Desk:
 
 def _fail(future: asyncio.Future[list[BlockRead]], error: TransferError) -> None:
     future.set_exception(error)
-    future.exception()  # who asked may have gone
+    future.exception()  # the caller may have left
 
 
 def _tell(future: asyncio.Future[list[BlockRead]], function: Callable[[], None]) -> bool:

@@ -110,7 +110,7 @@ class Cut:
         return not source.is_in_memory and source.can_sum_up(unit_bytes)
 
     def checksums_in_place(self) -> bytes:
-        """As of the views, of bytes that stay on their device."""
+        """The checksums of the views, of bytes that stay on their device."""
         heads = self.reading.heads
         part = slice(heads.block_offset, heads.block_offset + heads.layout.layer_block_bytes)
         return self.reading.source.checksums(
@@ -134,7 +134,7 @@ class Contents:
     """The checksum of each (plane, block, head), in the order of the views; none where the
     transport sums them up."""
     message: bytes = b""
-    """With all of them, where the transport carries pieces."""
+    """The piece's message with all of its bytes, where the transport carries pieces."""
 
 
 def cuts(reading: BlockRead, max_piece_bytes: Callable[[], int]) -> Iterator[Cut]:
@@ -188,12 +188,12 @@ def read_together(wanted: Sequence[Cut]) -> list[Contents]:
 
 
 def look_at(wanted: Sequence[Cut]) -> list[Contents]:
-    """As `read_together`, for a transport that sums the bytes up as it sends them."""
+    """The contents of cuts for a transport that computes checksums as it sends them: none here."""
     return [Contents(cut.views(), b"") for cut in wanted]
 
 
 def read_in_place(wanted: Sequence[Cut]) -> list[Contents]:
-    """As `read_together`, but that what is on a device stays there: only its checksums come here.
+    """`read_together`, except that bytes on a device stay there: only their checksums come here.
 
     Its views are copied from there should somebody look at them.
     """
@@ -211,7 +211,7 @@ def _unread(cut: Cut) -> ArrivingBlocks:
 
 
 def read_to_carry(carry: Carry, wanted: Sequence[Cut]) -> list[Contents]:
-    """As `read_together`, for a transport that carries pieces: each is in its message then."""
+    """The contents of cuts for a transport that carries pieces: each is in its message then."""
     return [_read_to_carry(carry, cut) for cut in wanted]
 
 

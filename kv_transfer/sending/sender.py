@@ -162,8 +162,8 @@ class Sender:
     def withhold(
         self, transfer_id: TransferId, num_computed: int, layers: Sequence[int] | None = None
     ) -> None:
-        """Likewise, but that D may read them only once they are shown: their request may be over by
-        then, for the references are held from now on."""
+        """`publish`, except that D may read the blocks only once they are shown. Their request may
+        be over by then: the references are held from now on."""
         offer = self._offers.get(transfer_id)
         if offer is None or offer.state.is_settled:
             return

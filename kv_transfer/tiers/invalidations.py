@@ -3,7 +3,7 @@
     copy          watch { read --> put --> name invalidated meanwhile? --> invalidate again }
     invalidate    add to every watch, old or new --> remove from every tier --> done
 
-In this order no interleaving leaves an invalid block behind: a copy that does not hear of an
+In this order no interleaving leaves an invalid block behind: a copy that does not see an
 invalidation either ended before it, and is removed with the rest, or began after it, and finds
 nothing. A block that was put too late may have been copied on, so it is invalidated again instead
 of being removed from one tier only.

@@ -27,7 +27,7 @@ def listen(host: str) -> socket.socket:
     except (ValueError, TypeError) as error:  # what can be no name, such as one with a NUL
         raise OSError(str(error)) from error
     at = listener.getsockname()[0]
-    if ip_address(at).is_unspecified:  # whoever asked has not reached it there
+    if ip_address(at).is_unspecified:  # the caller has not reached it there
         listener.close()
         raise OSError(f"{at} is every address of this machine")
     return listener

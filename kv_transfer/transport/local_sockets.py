@@ -1,7 +1,7 @@
 """Sockets of this machine at which a replica is reached by others of the same user.
 
-They have names in Linux's abstract namespace, which is the network namespace's. Who visits says in
-his first `KEY_BYTES` what he came for: he was told by another way.
+Their names are in Linux's abstract namespace, which belongs to the network namespace. The first
+`KEY_BYTES` of a client say what it wants: it got that key by another way.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SocketDoor:
     socket_name: str
     key: bytes
     calls: WeakSet[SocketCall]
-    """The sockets that were made, for whoever closes them."""
+    """The sockets that were made: their owner closes them."""
 
     @property
     def name(self) -> str:

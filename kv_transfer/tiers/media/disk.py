@@ -118,7 +118,7 @@ class DiskTier:
         self._remove(self._format.file_name(name))
 
     def recent(self) -> list[BlockRecord]:
-        return []  # it is all still there for whoever comes next
+        return []  # it is all kept for the next incarnation
 
     def close(self) -> None:
         """A write that hangs is not waited for: it lets the slot go when the disk is back."""
@@ -207,7 +207,7 @@ class DiskTier:
             self._pause(error)
 
     def _let_go_if_closed(self) -> None:
-        if self._is_closed:  # whoever closed it did not wait
+        if self._is_closed:  # `close` does not wait for this
             self._let_go()
 
     def _let_go(self) -> None:

@@ -99,7 +99,7 @@ class StoreTier:
         return self._format.file_name(name) in self._lru
 
     def num_leading(self, names: Sequence[bytes]) -> int:
-        """Asks the store about names it has not heard of: objects may be others'."""
+        """Asks the store about unknown names: another replica may have written them."""
         self._remove_overdue()
         for start in range(0, len(names), MAX_AT_ONCE):
             keys = [self._format.file_name(n) for n in names[start : start + MAX_AT_ONCE]]
@@ -154,7 +154,7 @@ class StoreTier:
         self._remove(self._format.file_name(name))
 
     def recent(self) -> list[BlockRecord]:
-        return []  # it is all still there for whoever comes next
+        return []  # it is all kept for the next incarnation
 
     def close(self) -> None:
         if self._overdue:

@@ -6,9 +6,9 @@ then              the fastest; of transports about equally fast, the one named f
 one fails         it is left alone for a while, and the next best is taken
 
 With `require` no other transport is ever taken, not even at first: a peer that none of them reaches
-is refused (`check`), so that nothing is computed there in vain. What is known of peers, and what
-of it holds for others of their hosts, is in `known_peers.py`: to those a transport is set up and
-tried, but not measured.
+is refused (`check`), so that nothing is computed that could not be fetched. What is known of peers,
+and what of it holds for others of their hosts, is in `known_peers.py`: to those a transport is set
+up and tried, but not measured.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ class AutoTransport:
         log.warning("no KV by %s from %s for %g s: %s", name, peer.address, DEMOTED_S, error)
 
     def _learn(self, peer: Peer, receiver: Epoch) -> None:
-        """Measure the ways to this peer behind everybody's back, if that has yet to be done."""
+        """Measure the ways to this peer in the background, if that has yet to be done."""
         if (
             self._peers.has(peer)
             and peer.measuring is None

@@ -89,7 +89,7 @@ class WayReport:
 
 
 class KnownPeers:
-    """The peers heard of last, one an address."""
+    """The peers used last, one for each address."""
 
     def __init__(self) -> None:
         self._by_address: OrderedDict[str, Peer] = OrderedDict()
@@ -101,7 +101,7 @@ class KnownPeers:
         return self._by_address.get(peer.address) is peer
 
     def at(self, address: str, epoch: Epoch) -> Peer:
-        """The peer of that incarnation; whoever was there before it is forgotten."""
+        """The peer of that incarnation; an earlier one at that address is forgotten."""
         peer = self._by_address.get(address)
         if peer is None or peer.epoch != epoch:
             if peer is not None:
@@ -139,7 +139,7 @@ class SharedMeasurements:
         self._clock = clock
         self._max_kept = max_kept
         self._found: OrderedDict[tuple[Facts, str], tuple[ProbeRound, float]] = OrderedDict()
-        """And when it was, by the facts of peers and by transport."""
+        """Measurements and their times, by the facts of peers and by transport."""
 
     def of(self, peer: Peer, name: str) -> ProbeRound | None:
         """A recent measurement of this transport from a peer like that."""

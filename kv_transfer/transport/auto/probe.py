@@ -38,7 +38,8 @@ MAX_LENT_FRACTION = 1 / 16
 """Share of a pool that probes may hold together; one block they may always hold."""
 MAX_PROBE_S = 10.0
 SETTLE_TIMEOUT_S = 2.0
-"""Seconds for P to hear that a probe is over, also one that has taken too long: others wait."""
+"""Seconds for P to be notified that a probe is over, also one that has taken too long: others
+wait."""
 MAX_IN_FLIGHT = 4
 """Pieces being copied and verified at once."""
 

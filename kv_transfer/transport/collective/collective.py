@@ -151,7 +151,7 @@ class CollectiveTransport:
     def _has_met(self, key: tuple[Epoch, Epoch], meeting: asyncio.Task[ReceivingPair]) -> None:
         del self._meetings[key]
         if not meeting.cancelled():
-            meeting.exception()  # whoever wanted it may have left
+            meeting.exception()  # its callers may have left
 
     async def _meet(self, address: str, sender: Epoch, receiver: Epoch) -> ReceivingPair:
         ask = partial(self._control.meet, address, self.name, sender, receiver)

@@ -66,7 +66,7 @@ def join_as_receiver(joint: PairAddress) -> Group:
 
 
 def _form(joint: PairAddress, store: Any, rank: int, own_host: str) -> PointToPoint:
-    # A client of its own: a call that blocks in one would block whoever else uses it.
+    # A client of its own: a call that blocks in one would block its other users.
     shared = c10d.PrefixStore(joint.key, store.clone())
     if joint.backend == "nccl":
         return _form_nccl(shared, rank)
@@ -87,7 +87,7 @@ def _form_nccl(store: Any, rank: int) -> PointToPoint:
     options = c10d.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=PATIENCE_S)
     group = c10d.ProcessGroupNCCL(store, rank, 2, options)
-    # Both sides meet here, and not in the first send, which P posts before D hears of it.
+    # Both sides meet here, and not in the first send, which P posts before D knows of it.
     group.eager_connect_single_device(torch.device("cuda", torch.cuda.current_device()))
     ranks: PointToPoint = group
     return ranks

@@ -121,7 +121,7 @@ class ReceivingPair(Pair):
             self.break_(f"what it was granted did not come: {why}")
 
     def _next(self) -> list[_Granted]:
-        """As many as there is room for, without those that nobody wants any more."""
+        """The next pieces, as far as there is room for them, without those that were given up."""
         granted: list[_Granted] = []
         num_bytes = self.num_bytes_granted
         while self._line and len(self._granted) < MAX_GRANTED:

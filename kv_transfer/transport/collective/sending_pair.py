@@ -63,7 +63,7 @@ class SendingPair(Pair):
                         copied = self._post(loan.piece) or copied
                         await asyncio.sleep(0)  # others are served between two copies
             except BaseException as error:
-                self.break_(first_line(error))  # D will not hear which were posted
+                self.break_(first_line(error))  # D will not learn which were posted
                 if isinstance(error, RuntimeError):
                     raise TransportFailed(str(self._failure)) from error
                 raise

@@ -25,6 +25,7 @@ from baton.core.kv_layout import KvLayout
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.transport.control.streams import ControlStream, ControlStreams, Door
 from baton.kv_transfer.transport.control.wire import (
+    checksums_in,
     error_from_status,
     open_to_proto,
     read_pieces,
@@ -37,12 +38,13 @@ from baton.proto.channels import Channels
 from baton.proto.kv_wire import layout_from_proto
 
 TELL_AFTER = 8
-"""So many pieces are told of at once: a quarter of what P lends. Each message costs both ends."""
+"""Taken pieces of which P is notified at once: a quarter of what it lends. Each message costs both
+ends."""
 TELL_WITHIN_S = 0.02
-"""How long fewer may go untold, while there is more to come."""
+"""The longest delay of that notice for fewer pieces, while there are more to come."""
 
 LAST_WORDS_S = 1.0
-"""Seconds for P to hear that all is taken, and to end a stream whose pieces are all there."""
+"""Seconds to notify P that all is taken, and for it to end a stream whose pieces are all there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +85,7 @@ class AnnouncedPiece:
             num_planes=self.num_planes,
             first_block=message.first_block,
             views=views,
-            checksums=message.checksums,
+            checksums=checksums_in(message),
             release=self.take,
         )
 
@@ -123,14 +125,14 @@ class ControlClient:
             telling = asyncio.create_task(taking.tell(line))
             while message is not None:
                 pulse.received()
-                heard = read_pieces(message)
-                for header, data in heard.pieces:
+                received = read_pieces(message)
+                for header, data in received.pieces:
                     yield AnnouncedPiece(message=header, data=data, take=taking.expect(header))
-                if heard.is_end:
-                    is_kept = heard.is_kept
+                if received.is_end:
+                    is_kept = received.is_kept
                     await taking.all_taken(line.reading())
                     return
-                del heard  # its pieces are their receivers' now
+                del received  # its pieces are their receivers' now
                 message = await line.read()
         except grpc.aio.AioRpcError as error:
             raise error_from_status(error, address, self._channels) from error
@@ -145,7 +147,7 @@ class ControlClient:
                 line.close()
 
     def _end(self, line: ControlStream, telling: asyncio.Task[None], *, is_kept: bool) -> None:
-        """Have P told of what was taken. A P that does not hear of it takes it back by itself.
+        """Have P notified of what was taken. A P that gets no notice takes it back by itself.
 
         `is_kept`: the stream is kept for the next transfer.
         """
@@ -159,7 +161,7 @@ class ControlClient:
     async def _end_quietly(
         self, line: ControlStream, telling: asyncio.Task[None], *, is_kept: bool
     ) -> None:
-        """All pieces are here: how the stream ends is nobody's matter any more."""
+        """All pieces are here: an error at the stream's end does not matter any more."""
         last: set[asyncio.Task[Any]] = {telling} if is_kept else {telling, line.reading()}
         try:
             _, left = await asyncio.wait(last, timeout=LAST_WORDS_S)
@@ -257,7 +259,7 @@ class _Taking:
             self._is_taken.popleft()
             self._num_before += 1
         if not self._is_taken:
-            self._none_out.set()  # who waits for that goes on before P is told
+            self._none_out.set()  # the waiting stream goes on before P is notified
         self._remind()
 
     def _remind(self) -> None:
@@ -294,7 +296,7 @@ class _Taking:
                 self._num_told = self._num_before
                 await line.write(pb.OpenMessage(taken=pb.Taken(num_pieces=self._num_told)))
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            return  # the reader hears of it as well
+            return  # the reader gets the same error
         finally:
             self._forget_reminder()
 

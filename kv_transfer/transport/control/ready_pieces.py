@@ -28,7 +28,7 @@ class ReadyPieces:
         self._changed = asyncio.Event()
 
     async def put(self, item: Item) -> None:
-        """As soon as there is room; an end has it always."""
+        """Add an item as soon as there is room; for an end there always is."""
         while isinstance(item, LentPiece) and self._is_full(item):
             self._changed.clear()
             await self._changed.wait()

@@ -83,7 +83,7 @@ class KvTransferServicer:
                 half.open_stream = self.Open
 
     def serve(self, server: grpc.aio.Server) -> None:
-        """As the generated code would, but that pieces are bytes already."""
+        """Register the service as generated code does, except that pieces are bytes already."""
         unary, stream = grpc.unary_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Open": stream(self.Open, pb.OpenMessage.FromString),

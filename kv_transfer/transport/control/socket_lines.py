@@ -46,7 +46,7 @@ class OpensLines(Protocol):
     """A sending half that is reached by sockets of its own."""
 
     open_stream: OpenStream | None
-    """Set by who serves the half: what its lines are served by."""
+    """What serves the half's lines. Set by the server of the half."""
 
 
 class _Status(msgspec.Struct, frozen=True):

@@ -32,7 +32,7 @@ from baton.core.ids import Epoch, TransferId
 from baton.core.new_bytes import new_bytes
 from baton.kv_transfer.handoff.messages import BlockRange, OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.handoff.transport import CopiedPiece, LentPiece, PackedPiece
-from baton.kv_transfer.layouts.integrity import CHECKSUM_BYTES, copied_checksums
+from baton.kv_transfer.layouts.integrity import CHECKSUM_BYTES, copied_checksums, own_checksum
 from baton.proto import kv_pb2 as pb
 from baton.proto.channels import Channels
 from baton.proto.kv_wire import layout_from_proto, layout_to_proto
@@ -72,7 +72,7 @@ _DATA = pb.KvPiece.DESCRIPTOR.fields_by_name["data"].number
 THE_END = pb.KvPieces(is_end=True).SerializeToString()
 """The message behind the last piece; or its end, for a D that `joins_end`."""
 THE_END_OF_THIS = pb.KvPieces(is_end=True, is_kept=True).SerializeToString()
-"""Likewise; another transfer may be opened on the stream."""
+"""The same message of a P that keeps the stream: another transfer may be opened on it."""
 MAX_TICKETS_BYTES = 32 << 10
 """A message of tickets, however many, and no more than one small block."""
 _BYTES = 2
@@ -171,7 +171,7 @@ def write_piece(piece: LentPiece, packed: PackedPiece) -> bytes:
 
 
 def write_carried(piece: LentPiece, unit_bytes: int) -> CopiedPiece:
-    """As `write_piece` with the bytes of the piece, which are summed up as they are copied."""
+    """The message of a piece with its bytes, whose checksums are computed as they are copied."""
     num_bytes = piece.num_bytes
     # Of the same length, whatever they will be.
     blank = bytes(CHECKSUM_BYTES * (num_bytes // unit_bytes))
@@ -196,10 +196,20 @@ def _before_data(piece: LentPiece, checksums: bytes, ticket: bytes, num_bytes: i
         num_blocks=len(piece.views) // piece.num_planes,
         ticket=ticket,
         checksums=checksums,
+        own_checksum=own_checksum(checksums) if checksums else b"",
     ).SerializeToString()
     if num_bytes:
         header += _varint(_DATA << 3 | _BYTES) + _varint(num_bytes)
     return _varint(_PIECES << 3 | _BYTES) + _varint(len(header) + num_bytes) + header
+
+
+def checksums_in(message: pb.KvPiece) -> bytes:
+    """The checksums that were announced with a piece; none if they were damaged on the way.
+
+    Those of an older P, which have no checksum of their own, are taken as they are.
+    """
+    checksums, own = message.checksums, message.own_checksum
+    return checksums if not own or own == own_checksum(checksums) else b""
 
 
 @dataclass(slots=True)
@@ -211,7 +221,7 @@ class PiecesMessage:
     is_end: bool = False
     """No piece follows."""
     is_kept: bool = False
-    """With that: another transfer may be opened on the stream."""
+    """Whether, at the end, another transfer may be opened on the stream."""
 
 
 def read_pieces(message: bytes) -> PiecesMessage:
@@ -220,31 +230,31 @@ def read_pieces(message: bytes) -> PiecesMessage:
     try:
         if len(message) <= MAX_TICKETS_BYTES:  # a copy is quicker than to look where it lies
             return _read_copy(message)
-        heard = PiecesMessage()
+        found = PiecesMessage()
         for _, number, start, stop in _fields(view):
             if number == _PIECES:
-                heard.pieces.append(_read_piece(view[start:stop]))
+                found.pieces.append(_read_piece(view[start:stop]))
             elif number == _IS_END:
-                heard.is_end = bool(_read_varint(view, start)[0])
+                found.is_end = bool(_read_varint(view, start)[0])
             elif number == _IS_KEPT:
-                heard.is_kept = bool(_read_varint(view, start)[0])
-        return heard
+                found.is_kept = bool(_read_varint(view, start)[0])
+        return found
     except (ValueError, IndexError, DecodeError) as error:
         raise TransferCut(f"a piece that cannot be read: {error}") from error
 
 
 def _read_copy(message: bytes) -> PiecesMessage:
     read = pb.KvPieces.FromString(message)
-    heard = PiecesMessage(is_end=read.is_end, is_kept=read.is_kept)
+    found = PiecesMessage(is_end=read.is_end, is_kept=read.is_kept)
     for piece in read.pieces:
         data = memoryview(piece.data)
         piece.ClearField("data")
-        heard.pieces.append((piece, data))
-    return heard
+        found.pieces.append((piece, data))
+    return found
 
 
 def _read_piece(view: memoryview) -> tuple[pb.KvPiece, memoryview]:
-    """As we write it, `data` is last; others may write it anywhere."""
+    """`data` is last as we write it; others may write it anywhere."""
     begin = start = stop = len(view)
     for field_begin, number, value_start, value_stop in _fields(view):
         if number == _DATA:

@@ -19,7 +19,7 @@ from baton.kv_transfer.transport.nixl.reading import Grid, Name, Reading, ReadPa
 from baton.kv_transfer.transport.rank_shares import RankShare, kept_by
 
 MAX_KNOWN = 1 << 12
-"""Parts of a peer's planes of which it is kept who keeps them."""
+"""Parts of a peer's planes whose ranks are remembered."""
 
 
 class Registered(msgspec.Struct, frozen=True):

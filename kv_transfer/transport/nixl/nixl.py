@@ -9,7 +9,7 @@ If P is several ranks, each process registers the memory that is its own: a rank
 agent of its own (`RegisteredMemory`), whose metadata its lead tells; on CPUs the lead has the
 memory of all ranks mapped, and registers it. D reads each rank's heads from that rank's memory
 (arena.py). If D is several ranks on GPUs, each of them reads, verifies and writes the heads that it
-keeps (readers.py, rank_reads.py); the lead hears what was wrong.
+keeps (readers.py, rank_reads.py); the lead is told what was wrong.
 
 Both sides register the memory where their KV is, so between two GPUs bytes go from device to
 device. P computes checksums there before it announces pieces (`reads_in_place`); D reads pieces

@@ -29,7 +29,7 @@ from baton.kv_transfer.transport.nixl.reading import Name, Reading
 from baton.kv_transfer.transport.nixl.reads import CreateAgent, NixlReads, ReadResult
 
 ReadId: TypeAlias = tuple[str, int]
-"""Who at the lead has asked for it, and a number of its own."""
+"""The name of the reader at the lead that has asked for it, and a number of its own."""
 
 
 class RankReads:

@@ -1,4 +1,4 @@
-"""Who reads a piece for this replica: its one agent, or each of its ranks the heads that it keeps.
+"""The readers of pieces for this replica: its one agent, or each of its ranks for its own heads.
 
     block b of plane p, D's    | heads 0 1 | heads 2 3 |
                                  rank 0      rank 1        each reads its own from P's memory, all
@@ -59,7 +59,7 @@ class RankedRead:
 
     def cpu(self) -> Tensor:
         """[blocks of all planes, bytes] on this host; waits for the ranks, once."""
-        if self._on_host is None:  # whoever takes it plane by plane comes here for each
+        if self._on_host is None:  # a piece taken plane by plane asks for each of them
             self._on_host = self._joined([read.look() for read in self.reads], torch.uint8, 1)
         return self._on_host
 
@@ -124,8 +124,8 @@ class Readers:
         self._forget([memory.names for memory in peer])
 
     def read(self, peer: Peer, announced: AnnouncedPiece) -> asyncio.Future[Any]:
-        """As `NixlReads.read`, of `Landed`. Raises TransferCut for what is not in the peer's
-        arena."""
+        """Fetch a piece; cancelling gives it up. Raises what `NixlReads.read` raises, and
+        TransferCut for what is not in the peer's arena."""
         size = peer[0].block_size(announced)
         ranges = self._ranges(announced, size)
         if not ranges:

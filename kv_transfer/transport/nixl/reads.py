@@ -239,7 +239,7 @@ class NixlReads:
         try:
             for handle in read.handles:
                 num_posted += 1
-                agent.transfer(handle)  # what it says, `_poll` hears again
+                agent.transfer(handle)  # `_poll` asks for its state
         except Exception as error:
             read.has_failed = True
             self._fail(landed, error)
@@ -273,7 +273,7 @@ class NixlReads:
         return bool(over)
 
     def _is_over(self, read: _Read) -> bool:
-        """And if so, see to its buffer."""
+        """Whether a read is over; if so its buffer is handed over, or kept for the next one."""
         read.handles = [handle for handle in read.handles if not self._is_done(read, handle)]
         if read.handles:
             return False

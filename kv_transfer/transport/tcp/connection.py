@@ -77,7 +77,8 @@ class Arrival:
         self._connection.read(self, targets)
 
     def read_summed(self, targets: BlockViews, unit_bytes: int) -> bytes | None:
-        """As `read`; the checksums of the targets' units, unless they are to be computed."""
+        """Read it into the targets. The checksums of their units; None if they are yet to be
+        computed."""
         return self._connection.read_summed(self, targets, unit_bytes)
 
     def drop(self) -> None:
@@ -126,7 +127,7 @@ class DataConnection:
         self._on_broken = on_broken
 
     def expect(self, ticket: Ticket, num_blocks: int) -> Arrival:
-        """Ask for a piece, together with others of which is heard at once."""
+        """Ask for a piece, in one message with others that are announced at the same time."""
         num_sums = ticket.num_checksum_bytes(num_blocks)
         checksums = ChecksumsBehind(num_sums) if num_sums else None
         arrival = Arrival(self, ticket.number, num_blocks * ticket.block_bytes, checksums)
@@ -159,7 +160,7 @@ class DataConnection:
     @contextmanager
     def _turn_of(self, arrival: Arrival) -> Iterator[None]:
         """It is next on the wire, or has been read early."""
-        self._send_asks()  # whoever holds the event loop up by this would wait for itself
+        self._send_asks()  # on the event loop itself they would be sent only after this wait
         try:
             with self._reading:
                 self._read_until(arrival)
@@ -194,7 +195,7 @@ class DataConnection:
                     return
             except OSError:
                 pass
-        self._fail(TransferCut(f"{self.name}: the sender hears nothing"))
+        self._fail(TransferCut(f"{self.name}: the sender reads nothing"))
 
     # What follows is called with the lock held.
 
@@ -233,8 +234,8 @@ class DataConnection:
         self._line.popleft()
 
     def _receive_next(self, targets: BlockViews, unit_bytes: int) -> bytes:
-        """As `_read_next` of a piece that is wanted, in one compiled call: into its blocks, with
-        the checksum of each unit."""
+        """Read a piece that is wanted, in one compiled call: into its blocks, with the checksum of
+        each unit."""
         first = self._line[0]
         until = monotonic() + seconds_for(first.length)
         header = HEADER.pack(first.number, first.length)

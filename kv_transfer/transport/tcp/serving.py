@@ -133,8 +133,8 @@ class ServedConnection:
         self, parts: list[memoryview], loans: deque[tuple[int, Loan]], num_bytes: int
     ) -> bool:
         """`loans`, each with the number of bytes behind which it ends, leave as their bytes do.
-        One that ends behind `num_bytes` is sent next: it is in vain as well if that is wanted
-        back."""
+        One that ends behind `num_bytes` is sent next: this sending ends early if that one is
+        wanted back, too."""
         begun = monotonic()
         num_sent = 0
         while parts:
@@ -144,7 +144,7 @@ class ServedConnection:
                 num_sent += num_now
             while loans and loans[0][0] <= num_sent:
                 self._loans.sent(loans.popleft()[1])
-            if parts and self._is_vain([loan for _, loan in loans], num_bytes, begun):
+            if parts and self._is_given_up([loan for _, loan in loans], num_bytes, begun):
                 return False
         return True
 
@@ -156,13 +156,13 @@ class ServedConnection:
         sending = Sending(views, unit_bytes, HEADER.pack(loan.number, length))
         socket, begun = self._socket.fileno(), monotonic()
         while (state := sending.go_on(socket, SLICE_S, loan.giving_up)) == State.NOT_YET:
-            if self._is_vain([loan], length, begun):
+            if self._is_given_up([loan], length, begun):
                 return False
         return state == State.ALL
 
-    def _is_vain(self, loans: Sequence[Loan], num_bytes: int, begun: float) -> bool:
-        """Whether nobody gets what is left: P has given it up, or D, which has no use for it any
-        more, does not read, or reads too slowly."""
+    def _is_given_up(self, loans: Sequence[Loan], num_bytes: int, begun: float) -> bool:
+        """Whether the rest is not sent: the connection is closed, P has given a piece up, or D does
+        not read one that is wanted back, or reads too slowly."""
         elapsed_s = monotonic() - begun
         return (
             self._is_closed

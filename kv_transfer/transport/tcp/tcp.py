@@ -245,11 +245,11 @@ class TcpSending:
             while True:
                 try:
                     visitor, _ = await loop.sock_accept(listener)
-                except OSError:  # no more files, say: those who come wait
+                except OSError:  # no more files, say: new connections wait
                     await asyncio.sleep(0.1)
                     continue
                 if len(self._strangers) >= MAX_STRANGERS:
-                    oldest = next(iter(self._strangers))  # who was told speaks at once
+                    oldest = next(iter(self._strangers))  # a D that was admitted speaks at once
                     del self._strangers[oldest]
                     oldest.cancel()
                 greeting = asyncio.create_task(self._greet(visitor))

@@ -236,6 +236,42 @@ async def test_a_corrupt_piece_alone_is_sent_again_and_counts_against_its_source
         await it.assert_nothing_is_left()
 
 
+@pytest.mark.parametrize(
+    ("is_cut", "asked"),
+    [(False, [(), (BlockRange(1, 0, 2),), ()]), (True, [(), ()])],
+    ids=["a piece is lost", "the stream is cut"],
+)
+async def test_where_more_is_missing_than_corrupt_pieces_everything_missing_is_asked_for(
+    is_cut: bool, asked: list[tuple[BlockRange, ...]]
+) -> None:
+    kept: list[KvPiece] = []
+
+    def disturb(number: int, piece: KvPiece) -> KvPiece:
+        if number == 3:
+            return flipped(piece)
+        if number == 4:
+            views = tuple(memoryview(bytes(view)) for view in piece.views)
+            kept.append(replace(piece, views=views, release=lambda: None))
+        if number != 5:
+            return piece
+        if is_cut:
+            raise TransferCut("it broke")
+        piece.release()
+        return kept[0]  # for the second time, instead of another
+
+    async with connected("memory", alter=disturb) as it:
+        reservation = await it.grant()
+        await it.compute()
+
+        report = await it.fetch(reservation)
+
+        assert [request.only for request in it.transport.opened] == asked
+        assert (report.num_asked_again, report.num_reopened) == (1, 1)
+        await it.on_d.call(it.decode.adopt)
+        assert it.decode.holds_kv()
+        await it.assert_nothing_is_left()
+
+
 @pytest.mark.parametrize("name", ["shm", "tcp", "grpc"])
 async def test_of_joined_planes_that_came_wrong_just_these_are_sent_again(name: str) -> None:
     came: list[tuple[range, int]] = []

@@ -22,11 +22,13 @@ from baton.core.errors import (
     UnknownTransfer,
 )
 from baton.core.ids import Epoch, TransferId, new_epoch
+from baton.core.kv_layout import SideCache
 from baton.core.kv_pool import Holder, HolderKind
 from baton.engine.blocks.block_bytes import Targets
-from baton.kv_transfer.handoff.lease import ReceiverState
-from baton.kv_transfer.handoff.messages import KvPiece
+from baton.kv_transfer.handoff.lease import ReceiverEvent, ReceiverState
+from baton.kv_transfer.handoff.messages import BlockRange, KvPiece
 from baton.kv_transfer.layouts.integrity import unit_checksums
+from baton.kv_transfer.receiving.openings import is_asked_for, opening
 from baton.kv_transfer.receiving.placing import place
 from baton.kv_transfer.receiving.receiver import AbortReason, ReceiverConfig
 
@@ -191,6 +193,32 @@ def test_a_piece_of_several_planes_is_taken_as_a_whole_or_where_it_is_missing() 
     assert decode.holds_kv()
 
 
+def test_a_piece_of_more_planes_than_there_are_is_refused_before_anything_is_made_of_each() -> None:
+    decode = DecodeReplica()
+    decode.reserve(SENDER)
+    decode.accept(piece_of(decode, 1))
+    wrong = replace(piece_of(decode, 0), num_planes=3)  # it may as well say 4 billion
+
+    [whole] = decode.receiver.filling(TRANSFER).parts(0, wrong)
+
+    assert whole is wrong
+    with pytest.raises(CorruptPiece, match="there are 2 planes"):
+        decode.accept(whole)
+
+
+def test_planes_whose_blocks_are_only_as_long_do_not_come_in_one_piece() -> None:
+    side = SideCache(name="index", layers=(0,), width=4, dtype="float32")
+    layout = replace(LAYOUT, side_caches=(side,))
+    assert len({plane.layer_block_bytes for plane in layout.planes}) == 1
+    decode = DecodeReplica(layout=layout)
+    decode.reserve(SENDER)
+    views = [memoryview(bytes(LAYOUT.layer_block_bytes))] * (2 * NUM_BLOCKS)
+    piece = replace(piece_of(decode, 0), num_planes=2, views=views, checksums=checksums_of(views))
+
+    with pytest.raises(CorruptPiece, match="its planes are not alike"):
+        decode.accept(piece)
+
+
 def malformed() -> Iterator[tuple[str, KvPiece]]:
     decode = DecodeReplica()
     good = piece_of(decode, 0)
@@ -229,6 +257,47 @@ def test_pieces_of_other_incarnations_are_refused() -> None:
             decode.accept(stale)
 
     assert decode.receiver.counters.num_bytes == 0
+
+
+def test_a_piece_of_another_transfer_is_refused_by_this_one() -> None:
+    decode = reserved()
+    other = replace(piece_of(decode, 0), transfer_id=TransferId("kv-2"))
+
+    with pytest.raises(UnknownTransfer, match="kv-2 came for kv-1"):
+        decode.receiver.filling(TRANSFER).begin(0, other, decode.clock())
+
+
+def test_a_piece_is_asked_for_if_all_of_its_blocks_are() -> None:
+    decode = DecodeReplica()
+    reservation = decode.reserve(SENDER)
+    assert reservation is not None
+    asked = replace(opening(reservation, reservation.streams[0]), only=(BlockRange(0, 1, 3),))
+
+    spans = [(first, stop) for first in range(5) for stop in range(first + 1, 5)]
+    found = [span for span in spans if is_asked_for(piece_of(decode, 0, *span), asked)]
+
+    assert found == [(1, 2), (1, 3), (2, 3)]
+    assert not is_asked_for(piece_of(decode, 1, 1, 3), asked)
+
+
+def test_a_transfer_id_is_good_for_one_reservation() -> None:
+    decode = reserved()
+    with pytest.raises(ValueError, match="was reserved before"):
+        decode.reserve(SENDER)
+
+    decode.receiver.abort(TRANSFER, AbortReason.CANCELLED)
+
+    with pytest.raises(ValueError, match="was reserved before"):
+        decode.reserve(SENDER)
+    assert decode.audit().free == decode.pool.num_blocks
+
+
+def test_a_lease_that_is_given_up_at_the_moment_of_its_seal_says_so() -> None:
+    decode = filled()
+    decode.receiver.filling(TRANSFER).happen(ReceiverEvent.ABORT)  # by the owner's thread
+
+    with pytest.raises(TransferAborted, match="given up by the receiver"):
+        decode.receiver.seal(TRANSFER)
 
 
 def test_a_lease_that_is_over_takes_no_pieces_and_is_not_sealed_or_adopted() -> None:

@@ -205,6 +205,23 @@ def test_a_late_reader_hears_why_the_transfer_was_given_up() -> None:
         prefill.sender.open(opening(prefill, DECODE))
 
 
+def test_the_first_reason_stands_while_blocks_of_a_transfer_that_was_given_up_are_read() -> None:
+    prefill = granted()
+    prefill.compute()
+    stream = opened(prefill)
+    readings = prefill.sender.begin_read(stream)
+    prefill.sender.abort(TRANSFER, "the client went away")
+
+    prefill.sender.settle(settling(prefill, DECODE, Outcome.ABORTED))
+
+    with pytest.raises(TransferAborted, match="the client went away"):
+        prefill.sender.begin_read(stream)
+    for reading in readings:
+        prefill.sender.end_read(reading)
+    with pytest.raises(TransferAborted, match="the client went away"):
+        prefill.sender.open(opening(prefill, DECODE))
+
+
 def test_what_is_past_its_time_expires_and_the_rest_does_not() -> None:
     prefill = granted()
     late = TransferId("kv-late")

@@ -82,6 +82,8 @@ class Ends:
     may_grant: asyncio.Event
     """Cleared, D's grants do not reach P."""
     granted: list[list[int]] = field(default_factory=list)
+    num_bytes_granted: list[int] = field(default_factory=list)
+    """At each grant, these included: bytes that have yet to land."""
 
     def announce(self, data: bytes, give_back: Callable[[], None] = lambda: None) -> Announcement:
         """Lend a piece, and say how it is granted."""
@@ -100,19 +102,21 @@ async def two_ends(staging: HostStaging | None = None) -> AsyncIterator[Ends]:
     join = partial(join_as_sender, joint, listener)
     p = SendingPair("p", joint.key, join, staging or HostStaging())
     granted: list[list[int]] = []
+    num_bytes_granted: list[int] = []
     may_grant = asyncio.Event()
     may_grant.set()
 
     async def grant(num_before: int, pieces: Sequence[Wanted]) -> list[int]:
         await may_grant.wait()
         granted.append([number for number, _ in pieces])
+        num_bytes_granted.append(d.num_bytes_granted)
         return await p.post(num_before, pieces)
 
     d = ReceivingPair("d", partial(join_as_receiver, joint), HostStaging(), grant)
     await asyncio.gather(p.joined(), d.joined())
     d.num_users = 1
     try:
-        yield Ends(p, d, may_grant, granted)
+        yield Ends(p, d, may_grant, granted, num_bytes_granted)
     finally:
         await asyncio.gather(p.close("the test is over"), d.close("the test is over"))
 
