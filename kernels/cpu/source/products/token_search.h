@@ -68,11 +68,12 @@ class PanelsLeft {
 
   void set_computed(int64_t panel) { are_computed_[panel] = true; }
 
-  // The first of them, or -1.
-  int64_t first() {
-    for (; count_; count_--) {
-      if (!is_computed(bounds_[0].panel)) return bounds_[0].panel;
+  // The first of them, which then is no longer among them, or -1.
+  int64_t pop() {
+    while (count_) {
       std::pop_heap(bounds_, bounds_ + count_);
+      const int64_t panel = bounds_[--count_].panel;
+      if (!is_computed(panel)) return panel;
     }
     return -1;
   }
@@ -117,9 +118,15 @@ class TokenSearch {
   bool find_best(BestLogit& best) {
     const auto meet = [&](int64_t token, float logit) { best.meet(token, logit); };
     const int64_t first = largest_of(args_.lowest + row_ * args_.num_panels, args_.num_panels);
-    if (!compute(first, meet)) return false;
-    for (int64_t panel = 0; panel < args_.num_panels; panel++)
-      if (highest_[panel] >= best.score && panel != first && !compute(panel, meet)) return false;
+    if (!compute(first, first, meet)) return false;
+    const auto next_from = [&](int64_t panel) {
+      while (panel < args_.num_panels && (highest_[panel] < best.score || panel == first)) panel++;
+      return panel;
+    };
+    for (int64_t panel = next_from(0), next; panel < args_.num_panels; panel = next_from(next)) {
+      next = next_from(panel + 1);
+      if (!compute(panel, next < args_.num_panels ? next : panel, meet)) return false;
+    }
     return true;
   }
 
@@ -130,8 +137,8 @@ class TokenSearch {
     words_of(stream, best.token / TOKENS_AT_ONCE * TOKENS_AT_ONCE, words);
     Winner winner{best.token, noise_of(word_of(words, best.token % TOKENS_AT_ONCE))};
     const float least = args_.least[row_];
-    const auto meet = [&](int64_t panel, const u32x16* own) {
-      return compute(panel, [&](int64_t token, float logit) {
+    const auto meet = [&](int64_t panel, int64_t next, const u32x16* own) {
+      return compute(panel, next, [&](int64_t token, float logit) {
         const float score = relative(logit, best);
         if (score >= least) winner.meet(token, double(score) + noise_of(word_of(own, token % PANEL)));
       });
@@ -148,16 +155,16 @@ class TokenSearch {
     const Stream stream = stream_of(args_.streams, row_);
     KeptTokens kept(room_, top_k_, double(args_.top_p[row_]), args_.least[row_]);
     PanelsLeft left(static_cast<char*>(room_) + KeptTokens::ROOM_BYTES, highest_, args_.num_panels);
-    const auto meet = [&](int64_t panel, const u32x16* own) {
+    const auto meet = [&](int64_t panel, int64_t next, const u32x16* own) {
       if (left.is_computed(panel)) return true;
       left.set_computed(panel);
-      const bool is_allowed = compute(panel, [&](int64_t token, float logit) {
+      const bool is_allowed = compute(panel, next, [&](int64_t token, float logit) {
         kept.meet(token, relative(logit, best), word_of(own, token % PANEL));
       });
       return kept.settle() && is_allowed;
     };
     u32x16 words[4];
-    for (int64_t panel; (panel = left.first()) >= 0;) {
+    for (int64_t panel = left.pop(); panel >= 0;) {
       const float unknown = relative(highest_[panel], best);
       if (unknown < kept.floor()) break;
       if (unknown < 0) {
@@ -166,23 +173,33 @@ class TokenSearch {
           const float needed = float(winner.value) - ROUNDED_AWAY;
           if (!meet_rivals(best, [&] { return kept.least(); }, [=] { return needed; }, meet)) return NOT_SCREENED;
           if (kept.winner().token == winner.token) return winner.token;
-          continue;
         }
       }
-      const int64_t first = panel / PANELS_AT_ONCE * PANELS_AT_ONCE;
+      const int64_t first = panel / PANELS_AT_ONCE * PANELS_AT_ONCE, next = left.pop();
       words_of(stream, first * PANEL, words);
-      if (!meet(panel, words + 2 * (panel - first))) return NOT_SCREENED;
+      if (!meet(panel, next < 0 ? panel : next, words + 2 * (panel - first))) return NOT_SCREENED;
+      panel = next;
     }
     return top_k_ ? kept.drawn() : NOT_SCREENED;
   }
 
-  // Calls `meet(panel, words of its noise)` for all panels that may have a token with a score of at least `least()` and
-  // a sum of score and noise of at least `needed()`; false once `meet` is. Noise is that of 64 tokens, two panels, at
-  // once.
+  // A panel that may have a token to be drawn, and the words of its noise.
+  struct Rival {
+    int64_t panel;
+    float most;  // no sum of score and noise is above it
+    u32x16 words[2];
+  };
+
+  // Calls `meet(panel, next, words)` for all panels that may have a token with a score of at least `least()` and a sum
+  // of score and noise of at least `needed()`; false once `meet` is. Noise is that of 64 tokens, two panels, at once.
   template <typename Least, typename Needed, typename Meet>
   bool meet_rivals(const BestLogit& best, const Least& least, const Needed& needed, const Meet& meet) {
     const Stream stream = stream_of(args_.streams, row_);
     u32x16 words[4];
+    Rival before{-1, 0, {}};
+    const auto meet_before = [&](int64_t next) {
+      return before.panel < 0 || before.most < needed() || meet(before.panel, next, before.words);
+    };
     for (int64_t first = 0; first < args_.num_panels; first += PANELS_AT_ONCE) {
       const int64_t end = std::min(first + PANELS_AT_ONCE, args_.num_panels);
       if (relative(highest_[largest_in(first, end)], best) < least()) continue;
@@ -190,12 +207,13 @@ class TokenSearch {
       for (int64_t panel = first; panel < end; panel++) {
         const u32x16* own = words + 2 * (panel - first);
         const float highest = relative(highest_[panel], best);
-        const float most_noise = largest(larger(most_noise_of(own[0]), most_noise_of(own[1])));
-        const bool may_win = highest >= least() && highest + most_noise >= needed();
-        if (may_win && !meet(panel, own)) return false;
+        const float most = highest + largest(larger(most_noise_of(own[0]), most_noise_of(own[1])));
+        if (highest < least() || most < needed()) continue;
+        if (!meet_before(panel)) return false;
+        before = {panel, most, {own[0], own[1]}};
       }
     }
-    return true;
+    return meet_before(before.panel);
   }
 
   static constexpr int64_t PANELS_AT_ONCE = TOKENS_AT_ONCE / PANEL;
@@ -206,14 +224,16 @@ class TokenSearch {
 
   int64_t largest_in(int64_t begin, int64_t end) const { return begin + largest_of(highest_ + begin, end - begin); }
 
-  // Gives the logits of a panel to `meet(token, logit)`; false if they are more than may be computed.
+  // Gives the logits of a panel to `meet(token, logit)`; false if they are more than may be computed. Panels lie apart,
+  // so that `next`, the one to be computed next, is prefetched here.
   template <typename Meet>
-  bool compute(int64_t panel, const Meet& meet) {
+  bool compute(int64_t panel, int64_t next, const Meet& meet) {
     const int64_t count = std::min(PANEL, args_.num_outputs - panel * PANEL);
     const auto finish = [&](int64_t, int64_t, const float* logits) {
       for (int64_t i = 0; i < count; i++) meet(panel * PANEL + i, logits[i]);
     };
-    multiply_panels(factors_, {row_, row_ + 1}, {panel, panel + 1}, false, finish);
+    const Prefetch<2> ahead{reinterpret_cast<const char*>(factors_.panel(next)), next == panel ? 0 : STEP_BYTES};
+    multiply_panel(factors_, {row_, row_ + 1}, 1, panel, ahead, finish);
     return ++num_computed_ <= args_.most;
   }
 
