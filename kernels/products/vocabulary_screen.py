@@ -22,7 +22,19 @@ order of its sums (Higham, Accuracy and Stability of Numerical Algorithms, 3.1),
 
 A draw with noise needs the largest sum of logit / temperature and noise. Noise is a function of the
 token, so it is known for tokens whose logits are not, and these are ruled out in the same way, once
-the best logit is known. Top-k and top-p depend on all logits, and are not screened.
+the best logit is known.
+
+Top-k keeps the tokens that are not below the k-th largest logit, and top-p is a share of their mass
+(kernels/sampling/token_filter.py). Panels are computed from the largest upper bound on, so that the
+tokens above the next bound are all known. The k-th largest logit so far rules out what is below it.
+Mostly the draw ends earlier, as soon as
+
+    the best sum of score and noise so far is that of a token above the next bound,
+    the tokens above that token have less than the share p of the mass known so far, and
+    no token that may be kept can have a larger sum.
+
+Without top-k, the mass known so far is less than that of all tokens, so a draw may end in the same
+way; where it does not soon, the row gets all of its logits.
 
 Rows of which too many tokens are left, or which are not finite, get all of their logits. A call
 that computes more than it spares has failed, and after calls that failed screening is tried less
@@ -127,8 +139,9 @@ class VocabularyScreen:
 
     def tokens(self, x: Tensor, draws: Draws | None = None) -> ScreenedTokens | None:
         """The token of each row of x [S, K]: the first of the largest logit in `weight.logits(x)`,
-        or for the rows of `draws` what `draw_token` draws from all logits. None if the caller has to compute all logits: of many rows, of rows that
-        lie apart, and for some calls after rows that could not be screened."""
+        or for the rows of `draws` what `draw_token` draws from all logits. None if the caller has
+        to compute all logits: of many rows, of rows that lie apart, and for some calls after rows
+        that could not be screened."""
         if not self._takes(x) or self._skips():
             return None
         if draws is None:

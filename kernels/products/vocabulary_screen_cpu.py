@@ -100,8 +100,8 @@ class Settings:
 def found_tokens(
     x: Tensor, head: BoundedHead, settings: Settings | None = None
 ) -> tuple[Tensor, Tensor]:
-    """x [S, K], contiguous -> [S] int64 each: the best token of a row, or the one drawn by
-    its settings, or -1 for a row that cannot be screened; and how many panels were computed for it."""
+    """x [S, K], contiguous -> [S] int64 each: the best token of a row, or the one drawn by its
+    settings, or -1 for a row that cannot be screened; and how many panels were computed for it."""
     rows = rounded_rows(x)
     highest, lowest = panel_bounds(rows, head)
     num_tokens, width = head.weight.shape
