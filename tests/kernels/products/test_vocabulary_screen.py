@@ -313,7 +313,7 @@ def test_rows_that_cannot_be_screened_are_drawn_from_all_logits() -> None:
     x = rows_of(9, 64, torch.float32)
     x[[2, 5]] = 0
     x[7, 0] = math.nan
-    draws = draws_of([1, 2, 3, 7], 1.0, [(0, 1.0, 0.0), (0, 1.0, 0.0), (300, 0.9, 0.0)] + [CUTS[2]])
+    draws = draws_of([1, 2, 3, 7], 1.0, [(0, 1.0, 0.0), (0, 1.0, 0.0), (300, 0.9, 0.0), CUTS[2]])
 
     found = VocabularyScreen(weight).tokens(x, draws)
 
