@@ -1,4 +1,4 @@
-"""Greedy requests get the same tokens whether all logits are computed or not."""
+"""Requests get the same tokens whether all logits are computed or not."""
 
 from __future__ import annotations
 
@@ -117,6 +117,21 @@ def test_drawn_tokens_are_those_of_requests_that_need_all_logits(
     assert answers(engine, drawn) == expected
     assert finds.num_rows > len(expected)
     assert answers(engine, replace(drawn, seed=8)) != expected
+
+
+def test_the_tokens_after_prompts_are_drawn_without_all_logits(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_around(loaded, CONFIG, "cpu")
+    finds = Finds(runner_of(engine), monkeypatch)
+    for i, prompt in enumerate(prompts()):
+        sampling = SamplingParams(temperature=0.5 * (i % 2), top_k=3, seed=i, max_tokens=1)
+        engine.add(Request(str(i), prompt, sampling=sampling))
+
+    engine.step()
+
+    assert not engine.has_work
+    assert finds.num_rows == len(prompts())
 
 
 def test_tokens_are_the_same_whichever_passes_are_screened(
