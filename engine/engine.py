@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from torch import Tensor
+
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import InvalidRequest
 from baton.core.kv_pool import Holder
@@ -29,6 +31,7 @@ from baton.engine.request.prompt_reading import read_prompts
 from baton.engine.request.request import Phase, Request, ending_of, finish_reason
 from baton.engine.request.request_check import check_request
 from baton.engine.request.step_report import EngineStats, RequestOutput, StepReport
+from baton.engine.sampling.sampling_plan import SamplingPlan
 from baton.engine.schedule.async_scheduling import PassesInFlight, is_async
 from baton.engine.schedule.drafted_chunks import Drafts, ScheduledChunk
 from baton.engine.schedule.persistent_batch import PersistentBatch
@@ -333,8 +336,14 @@ class Engine:
             hidden = read_prompts(requests, nums_drafted, inputs, hidden, self.runner)
         if not len(hidden):
             return None
-        is_plain = all([chunk.request.row.is_plain for chunk in chunks])
-        return scored(hidden, self.runner, is_plain=is_plain)
+        return self._scored(chunks, hidden)
+
+    def _scored(self, chunks: Sequence[ScheduledChunk], hidden: Tensor) -> Scored:
+        if hidden.is_cuda or any([chunk.drafted for chunk in chunks]):
+            is_plain = all([chunk.request.row.is_plain for chunk in chunks])
+            return scored(hidden, self.runner, is_plain=is_plain)
+        rows = [chunk.request.row for chunk in chunks if chunk.request.awaits_token]
+        return scored_by(hidden, self.runner, SamplingPlan(rows, hidden.device))
 
     def _count_computed(self, request: Request, num_tokens: int) -> None:
         """Count `num_tokens` more known tokens as computed: their KV is in the cache."""

@@ -52,8 +52,8 @@ def prepared_bytes(
 
 
 def screen_bytes(model: Decoder, dtype: str, quantize: str = "none") -> int:
-    """The bytes of the copy of the output head with which an engine on one rank screens greedy
-    tokens (kernels/products/vocabulary_screen.py); 0 if it has none."""
+    """The bytes of the copy of the output head with which an engine on one rank screens tokens
+    (kernels/products/vocabulary_screen.py); 0 if it has none."""
     if quantize not in AS_STORED or not model.has_plain_head:
         return 0
     return vocabulary_screen.num_bytes(model.last.weight.shape, getattr(torch, dtype))

@@ -47,7 +47,7 @@ class Runner(Protocol):
 
     def screened_tokens(self, hidden: Tensor, draws: Draws | None = None) -> ScreenedTokens | None:
         """The token of each row of `hidden` [S, D] if they can be found without `logits`, else
-        None: the best ones or, for the rows of `draws`, those drawn with noise alone."""
+        None: the best ones or, for the rows of `draws`, those that these draw."""
 
 
 class ModelRunner:

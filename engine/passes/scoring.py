@@ -25,7 +25,7 @@ def scored(hidden: Tensor, runner: Runner, *, is_plain: bool) -> Scored:
 def scored_by(hidden: Tensor, runner: Runner, plan: SamplingPlan) -> Scored:
     """The next draw of `plan`, which has all rows of `hidden` [S, D]. If tokens are found, the draw
     is done."""
-    draws = None if plan.is_plain else plan.next_noise()
+    draws = None if plan.is_plain else plan.next_draws()
     if draws is None:
         return scored(hidden, runner, is_plain=plan.is_plain)
     drawn = runner.screened_tokens(hidden, draws)

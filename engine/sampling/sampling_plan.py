@@ -117,16 +117,16 @@ class SamplingPlan:
         if self._seen is not None:
             self._seen.add(last[self._seen.rows])
 
-    def next_noise(self) -> Draws | None:
+    def next_draws(self) -> Draws | None:
         """The next draw of the rows that draw with noise, if that and best tokens are all that the
-        rows ask for: no row has penalties, rules, logprobs, a draft, top-k, top-p or typical-p."""
-        if self._draws is None or self._draws.is_cut or self._has_more_than_noise:
+        rows ask for: no row has penalties, rules, logprobs, a draft or typical-p."""
+        if self._draws is None or self._has_more_than_draws:
             return None
         self.next_draw()
         return self._draws
 
     @property
-    def _has_more_than_noise(self) -> bool:
+    def _has_more_than_draws(self) -> bool:
         groups = (self.penalised, self.biased, self.ruled, self.typical, self.asked, self._drafted)
         return any(groups)
 

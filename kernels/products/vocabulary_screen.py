@@ -22,7 +22,19 @@ order of its sums (Higham, Accuracy and Stability of Numerical Algorithms, 3.1),
 
 A draw with noise needs the largest sum of logit / temperature and noise. Noise is a function of the
 token, so it is known for tokens whose logits are not, and these are ruled out in the same way, once
-the best logit is known. Top-k and top-p depend on all logits, and are not screened.
+the best logit is known.
+
+Top-k keeps the tokens that are not below the k-th largest logit, and top-p is a share of their mass
+(kernels/sampling/token_filter.py). Panels are computed from the largest upper bound on, so that the
+tokens above the next bound are all known. The k-th largest logit so far rules out what is below it.
+Mostly the draw ends earlier, as soon as
+
+    the best sum of score and noise so far is that of a token above the next bound,
+    the tokens above that token have less than the share p of the mass known so far, and
+    no token that may be kept can have a larger sum.
+
+Without top-k, the mass known so far is less than that of all tokens, so a draw may end in the same
+way; where it does not soon, the row gets all of its logits.
 
 Rows of which too many tokens are left, or which are not finite, get all of their logits. A call
 that computes more than it spares has failed, and after calls that failed screening is tried less
@@ -101,18 +113,20 @@ class VocabularyScreen:
     def __init__(self, weight: PackedWeight) -> None:
         self._weight = weight
         self._head = cpu.bounded(weight, max(1, int(MAX_SHARE * len(weight.packed))))
-        self._noise = cpu.Noise(
+        self._settings = cpu.Settings(
             temperature=torch.zeros(MAX_ROWS),
+            top_k=torch.zeros(MAX_ROWS, dtype=torch.int64),
+            top_p=torch.ones(MAX_ROWS),
             least=torch.zeros(MAX_ROWS),
             streams=torch.zeros(MAX_ROWS, 4, dtype=torch.int64),
         )
-        self._best, self._drawn = self._recorded(None), self._recorded(self._noise)
+        self._best, self._drawn = self._recorded(None), self._recorded(self._settings)
         self._num_to_skip = self._num_skipped = 0
 
-    def _recorded(self, noise: cpu.Noise | None) -> _Tape:
+    def _recorded(self, settings: cpu.Settings | None) -> _Tape:
         given = torch.zeros(NUM_OUTPUTS, self._weight.shape[1], dtype=self._weight.dtype)
         with Recorder() as recorder:
-            tokens, nums_computed = cpu.found_tokens(given, self._head, noise)
+            tokens, nums_computed = cpu.found_tokens(given, self._head, settings)
         return _Tape(
             recorder.tape(
                 tokens, max_tokens=0, max_outputs=MAX_ROWS, given=given, further=[nums_computed]
@@ -125,15 +139,15 @@ class VocabularyScreen:
 
     def tokens(self, x: Tensor, draws: Draws | None = None) -> ScreenedTokens | None:
         """The token of each row of x [S, K]: the first of the largest logit in `weight.logits(x)`,
-        or for the rows of `draws`, which have neither top-k nor top-p, what `draw_token` draws
-        from all logits. None if the caller has to compute all logits: of many rows, of rows that
-        lie apart, and for some calls after rows that could not be screened."""
+        or for the rows of `draws` what `draw_token` draws from all logits. None if the caller has
+        to compute all logits: of many rows, of rows that lie apart, and for some calls after rows
+        that could not be screened."""
         if not self._takes(x) or self._skips():
             return None
         if draws is None:
             found, num_computed = self._best.tokens(x)
         else:
-            self._fill_noise(len(x), draws)
+            self._set(len(x), draws)
             found, num_computed = self._drawn.tokens(x)
         left = [row for row, token in enumerate(found) if token == NOT_SCREENED]
         if self._has_spared(len(x), num_computed, len(left)):
@@ -147,12 +161,14 @@ class VocabularyScreen:
                 found[row], are_finite[row] = token, is_finite
         return ScreenedTokens(found, are_finite)
 
-    def _fill_noise(self, num_rows: int, draws: Draws) -> None:
-        noise, rows = self._noise, draws.rows
-        noise.temperature[:num_rows] = 0
-        noise.temperature[rows] = draws.temperature
-        noise.least[rows] = draws.filters.min_p.log()
-        noise.streams[rows] = draws.streams
+    def _set(self, num_rows: int, draws: Draws) -> None:
+        settings, rows, filters = self._settings, draws.rows, draws.filters
+        settings.temperature[:num_rows] = 0
+        settings.temperature[rows] = draws.temperature
+        settings.top_k[rows] = filters.top_k
+        settings.top_p[rows] = filters.top_p
+        settings.least[rows] = filters.min_p.log()
+        settings.streams[rows] = draws.streams
 
     def _tokens_of_logits(
         self, x: Tensor, rows: Sequence[int], draws: Draws | None

@@ -82,20 +82,26 @@ def bounded(weight: PackedWeight, max_panels: int) -> BoundedHead:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Noise:
+class Settings:
     """How each of S rows is drawn: see `Draws` in kernels/sampling/draw_token.py."""
 
     temperature: Tensor
     """[S] float32; 0 takes the best token."""
+    top_k: Tensor
+    """[S] int64; 0 is off. Rows with more than 256 cannot be screened."""
+    top_p: Tensor
+    """[S] float32; 1 is off."""
     least: Tensor
     """[S] float32: the logarithm of min-p."""
     streams: Tensor
     """[S, 4] int64"""
 
 
-def found_tokens(x: Tensor, head: BoundedHead, noise: Noise | None = None) -> tuple[Tensor, Tensor]:
-    """x [S, K], contiguous -> [S] int64 each: the best token of a row, or the one drawn with noise,
-    or -1 for a row that cannot be screened; and how many panels were computed for it."""
+def found_tokens(
+    x: Tensor, head: BoundedHead, settings: Settings | None = None
+) -> tuple[Tensor, Tensor]:
+    """x [S, K], contiguous -> [S] int64 each: the best token of a row, or the one drawn by its
+    settings, or -1 for a row that cannot be screened; and how many panels were computed for it."""
     rows = rounded_rows(x)
     highest, lowest = panel_bounds(rows, head)
     num_tokens, width = head.weight.shape
@@ -110,9 +116,11 @@ def found_tokens(x: Tensor, head: BoundedHead, noise: Noise | None = None) -> tu
                 "bounds": rows.bounds,
                 "highest": highest,
                 "lowest": lowest,
-                "temperature": None if noise is None else noise.temperature,
-                "least": None if noise is None else noise.least,
-                "streams": None if noise is None else noise.streams,
+                "temperature": None if settings is None else settings.temperature,
+                "top_k": None if settings is None else settings.top_k,
+                "top_p": None if settings is None else settings.top_p,
+                "least": None if settings is None else settings.least,
+                "streams": None if settings is None else settings.streams,
                 "num_outputs": num_tokens,
                 "num_panels": highest.shape[1],
                 "width": width,

@@ -13,7 +13,7 @@ from baton.core.errors import InvalidConfig
 from baton.engine.assemble import find_device
 from baton.engine.batch.batch import Chunk
 from baton.engine.checkpoint.deterministic import check_deterministic
-from baton.engine.checkpoint.prepared_bytes import prepared_bytes
+from baton.engine.checkpoint.prepared_bytes import prepared_bytes, screen_bytes
 from baton.engine.mesh.mesh import Axis, Mesh
 from baton.engine.models.config.model_config import ModelConfig
 from baton.engine.sharding.cutting import check_context
@@ -166,6 +166,7 @@ def _layout(
             prepared_bytes(
                 each.own, dtype, quantize, device=each.device, is_deterministic=is_deterministic
             )
+            + (screen_bytes(each.own, dtype, quantize) if each.has_screen else 0)
             for each in models
         ),
         kv_token_bytes=block_bytes // block_size,

@@ -75,6 +75,12 @@ class RankModel:
         return self.whole.hidden_size * ITEM_BYTES[self.dtype]
 
     @property
+    def has_screen(self) -> bool:
+        """Whether its engine screens tokens, if the head allows it
+        (kernels/products/vocabulary_screen.py)."""
+        return self.device == "cpu" and self.mesh.engine.size == 1
+
+    @property
     def splits_vocabulary(self) -> bool:
         return self.mesh.tensor > 1 and splits_vocabulary(self.whole, self.mesh.tensor)
 

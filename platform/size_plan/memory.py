@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from baton.core.kv_layout import ITEM_BYTES
 from baton.engine.cache_plan import CPU_CACHE_BYTES
 from baton.engine.checkpoint.install import HEADS
-from baton.engine.checkpoint.prepared_bytes import prepared_bytes
+from baton.engine.checkpoint.prepared_bytes import prepared_bytes, screen_bytes
 from baton.engine.config import CacheConfig, SchedulerConfig
 from baton.platform.instruments.pass_cost import LOGIT_BYTES
 from baton.platform.layout_plan.pass_transfers import RankModel
@@ -84,14 +84,15 @@ def budget_of(
 
 def _weight_bytes(model: RankModel, precision: str, *, is_deterministic: bool) -> int:
     """The table of tokens and the head stay as wide as the dtype, as checkpoints in few bits have
-    them."""
+    them; so the head has its screen."""
     item_bytes = ITEM_BYTES[model.dtype]
     tables = [each for name, each in model.own.named_parameters() if name in HEADS]
     wide = sum(table.numel() for table in tables) * item_bytes
     served = prepared_bytes(
         model.own, model.dtype, device=model.device, is_deterministic=is_deterministic
     )
-    return wide + (served - wide) * BITS[precision] // (8 * item_bytes)
+    screen = screen_bytes(model.own, model.dtype) if model.has_screen else 0
+    return wide + screen + (served - wide) * BITS[precision] // (8 * item_bytes)
 
 
 def _pass_bytes(model: RankModel, scheduler: SchedulerConfig) -> int:

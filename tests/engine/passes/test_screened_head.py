@@ -1,4 +1,4 @@
-"""Greedy requests get the same tokens whether all logits are computed or not."""
+"""Requests get the same tokens whether all logits are computed or not."""
 
 from __future__ import annotations
 
@@ -104,10 +104,11 @@ def test_tokens_are_those_of_requests_that_need_all_logits(
     assert finds.num_rows == sum(map(len, expected))
 
 
+@pytest.mark.parametrize("cut", [{"min_p": 0.001}, {"top_k": 20, "top_p": 0.95}], ids=str)
 def test_drawn_tokens_are_those_of_requests_that_need_all_logits(
-    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+    loaded: LoadedModel, cut: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drawn = SamplingParams(temperature=0.9, min_p=0.001, seed=7, max_tokens=MAX_TOKENS)
+    drawn = SamplingParams(temperature=0.9, seed=7, max_tokens=MAX_TOKENS, **cut)  # type: ignore[arg-type]
     engine = engine_around(loaded, CONFIG, "cpu")
     finds = Finds(runner_of(engine), monkeypatch)
 
@@ -117,9 +118,20 @@ def test_drawn_tokens_are_those_of_requests_that_need_all_logits(
     assert finds.num_rows > len(expected)
     assert answers(engine, replace(drawn, seed=8)) != expected
 
-    for cut in ({"top_k": 1}, {"top_p": 1e-6}):
-        told = replace(drawn, num_logprobs=0, **cut)
-        assert answers(engine, replace(drawn, **cut)) == answers(engine, told) != expected
+
+def test_the_tokens_after_prompts_are_drawn_without_all_logits(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_around(loaded, CONFIG, "cpu")
+    finds = Finds(runner_of(engine), monkeypatch)
+    for i, prompt in enumerate(prompts()):
+        sampling = SamplingParams(temperature=0.5 * (i % 2), top_k=3, seed=i, max_tokens=1)
+        engine.add(Request(str(i), prompt, sampling=sampling))
+
+    engine.step()
+
+    assert not engine.has_work
+    assert finds.num_rows == len(prompts())
 
 
 def test_tokens_are_the_same_whichever_passes_are_screened(
@@ -135,7 +147,13 @@ def test_tokens_are_the_same_whichever_passes_are_screened(
             Request(
                 str(i),
                 prompt,
-                sampling=SamplingParams(temperature=0.8 * (i % 3), seed=i, max_tokens=6 + 5 * i),
+                sampling=SamplingParams(
+                    temperature=0.8 * (i % 3),
+                    top_k=10 * (i % 2),
+                    top_p=0.9 if i > 1 else 1.0,
+                    seed=i,
+                    max_tokens=6 + 5 * i,
+                ),
             )
             for i, prompt in enumerate(prompts())
         ]

@@ -32,6 +32,8 @@ from baton.kernels.products.packed_weight import pack
 from baton.kernels.products.vocabulary_screen import VocabularyScreen
 from baton.kernels.products.weight import Weight
 from baton.kernels.sampling.best_token import best_token
+from baton.kernels.sampling.draw_token import LEAST_P, Draws, draw_token
+from baton.kernels.sampling.token_filter import Filters
 
 LIBRARY = library()
 
@@ -56,15 +58,28 @@ def test_sums_are_in_the_order_of_tiles(width: int) -> None:
 
 
 @pytest.mark.usefixtures("tiles")
-def test_a_screened_head_gives_the_best_of_logits_by_tiles() -> None:
+def test_a_screened_head_gives_the_tokens_of_logits_by_tiles() -> None:
     packed = pack(random(4065, 130))
     for count in (1, 4, 5, 33):
         x = random(count, 130, seed=count)
+        draws = Draws(
+            rows=torch.arange(count),
+            temperature=torch.full((count,), 4.0),
+            filters=Filters(
+                torch.full((count,), 20), torch.full((count,), 0.95), torch.full((count,), LEAST_P)
+            ),
+            streams=torch.arange(4 * count).view(count, 4),
+        )
 
         best = VocabularyScreen(packed).tokens(x)
+        drawn = VocabularyScreen(packed).tokens(x, draws)
 
         assert best is not None
-        assert best.tokens == best_token(packed.logits(x)).tolist()
+        assert drawn is not None
+        scores = packed.logits(x)
+        tokens = best_token(scores)
+        assert best.tokens == tokens.tolist()
+        assert drawn.tokens == draw_token(scores, tokens, draws).tolist()
 
 
 def test_sums_that_are_made_piece_by_piece_are_as_those_made_at_once(tiles: Tiles) -> None:

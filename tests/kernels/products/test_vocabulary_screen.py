@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -156,36 +157,155 @@ def test_rows_that_are_not_finite_are_told_and_disturb_no_other(
     assert best.tokens[:4] + best.tokens[5:] == expected(weight, torch.cat((x[:4], x[5:])))
 
 
+CUTS = [  # top-k, top-p, min-p
+    (0, 1.0, 0.0), (0, 1.0, 0.2), (20, 0.95, 0.0), (50, 1.0, 0.01), (1, 1.0, 0.0), (2, 0.3, 0.0),
+    (256, 0.999, 0.0), (257, 0.95, 0.0), (0, 0.9, 0.0), (4064, 0.9, 0.0), (9999, 1.0, 0.0),
+    (9999, 0.5, 0.1), (64, 1e-6, 0.0),
+]  # fmt: skip
+
+
+def draws_of(
+    rows: Sequence[int], temperature: float, cuts: Sequence[tuple[int, float, float]], seed: int = 0
+) -> Draws:
+    """Each row with its own limits."""
+    top_k, top_p, min_p = zip(*cuts, strict=True)
+    generator = torch.Generator().manual_seed(seed)
+    return Draws(
+        rows=torch.tensor(rows),
+        temperature=torch.full((len(rows),), temperature),
+        filters=Filters(
+            top_k=torch.tensor(top_k),
+            top_p=torch.tensor(top_p),
+            min_p=torch.tensor([max(p, LEAST_P) for p in min_p]),
+        ),
+        streams=torch.randint(0, 1 << 31, (len(rows), 4), generator=generator),
+    )
+
+
+def drawn(weight: PackedWeight, x: Tensor, draws: Draws) -> list[int]:
+    logits = weight.logits(x)
+    tokens = best_token(logits)
+    tokens[draws.rows] = draw_token(logits, tokens, draws)
+    found: list[int] = tokens.tolist()
+    return found
+
+
+def found_alone(weight: PackedWeight, x: Tensor, draws: Draws) -> list[int]:
+    """What is found of the rows of `draws`, which are all rows, without any row's logits."""
+    filters = draws.filters
+    settings = cpu.Settings(
+        temperature=draws.temperature,
+        top_k=filters.top_k,
+        top_p=filters.top_p,
+        least=filters.min_p.log(),
+        streams=draws.streams,
+    )
+    head = cpu.bounded(weight, len(weight.packed) // 4)
+    found: list[int] = cpu.found_tokens(x, head, settings)[0].tolist()
+    return found
+
+
 @each_dtype
 @pytest.mark.parametrize("temperature", [0.05, 0.7, 1.0, 3.0, 50.0])
-@pytest.mark.parametrize("min_p", [0.0, 0.2])
 def test_drawn_tokens_are_those_drawn_from_all_logits(
-    temperature: float, min_p: float, dtype: torch.dtype
+    temperature: float, dtype: torch.dtype
 ) -> None:
     weight = made(4065, 64, dtype)
     screen = VocabularyScreen(weight)
-    for count in (1, 3, 20):
+    for first, count in ((0, 1), (2, 1), (2, 3), (0, 20), (5, 40)):
         x = rows_of(count, 64, dtype, seed=count)
         x[count // 2] *= 1e-3  # logits so close together that noise decides
-        rows = torch.arange(0, count, 2)  # the others take their best token
-        draws = Draws(
-            rows=rows,
-            temperature=torch.full((len(rows),), temperature),
-            filters=Filters(
-                top_k=torch.zeros(len(rows), dtype=torch.int64),
-                top_p=torch.ones(len(rows)),
-                min_p=torch.full((len(rows),), max(min_p, LEAST_P)),
-            ),
-            streams=torch.randint(0, 1 << 31, (len(rows), 4)),
-            is_cut=False,
-        )
+        rows = range(0, count, 2)  # the others take their best token
+        cuts = [CUTS[(first + row) % len(CUTS)] for row in rows]
+        draws = draws_of(rows, temperature, cuts, seed=first)
         for _ in range(8):
-            logits = weight.logits(x)
-            tokens = best_token(logits)
-            tokens[rows] = draw_token(logits, tokens, draws)
-
-            assert screened(screen, x, draws) == tokens.tolist()
+            assert screened(screen, x, draws) == drawn(weight, x, draws)
             draws.streams[:, 2] += 1
+
+
+@pytest.mark.parametrize("cut", [(1, 1.0, 0.0), (20, 0.95, 0.0), (9, 1.0, 0.01), (0, 0.9, 0.0)])
+def test_rows_with_top_k_and_peaked_rows_with_top_p_need_no_logits(
+    cut: tuple[int, float, float],
+) -> None:
+    weight = made(9000, 64, torch.float32)
+    x = rows_of(8, 64, torch.float32)
+    x[:4] *= 10  # the logits of these have a clear best
+    draws = draws_of(range(8), 0.6, [cut] * 8)
+
+    found = found_alone(weight, x, draws)
+
+    assert found[:4] == drawn(weight, x, draws)[:4]
+    if cut[0]:
+        assert found == drawn(weight, x, draws)
+
+
+def with_logits(logits: Tensor) -> tuple[PackedWeight, Tensor]:
+    """A head, and a row that has exactly these logits [V]; the rest of the head hides them from the
+    bounds."""
+    weight = made(len(logits), 64, torch.float32).to_dense().clone()
+    weight[:, 0] = logits
+    x = torch.zeros(1, 64)
+    x[0, 0] = 1
+    return pack(weight), x
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_tokens_tied_for_the_last_place_of_top_k_may_all_be_drawn(top_p: float) -> None:
+    """Ties are equal logits, or such that the temperature makes equal."""
+    logits = torch.randn(4096, generator=torch.Generator().manual_seed(3)) - 2
+    tied = [4000, 17, 900, 333, 2048, 2049, 1100]
+    logits[tied[:4]], logits[tied[4:]] = 6.0, 6.0 + 2.0**-21  # one step of float32 above
+    logits[2222] = 6.5
+    weight, x = with_logits(logits)
+    x, draws = x.repeat(64, 1), draws_of(range(64), 1.9, [(3, top_p, 0.0)] * 64)
+    seen: set[int] = set()
+    for _ in range(8):
+        tokens = found_alone(weight, x, draws)
+        assert tokens == drawn(weight, x, draws)
+        seen |= set(tokens)
+        draws.streams[:, 2] += 1
+
+    related = (logits - 6.5) / 1.9
+    assert seen == set(
+        (related >= related.sort(descending=True).values[2]).nonzero()[:, 0].tolist()
+    )
+    assert len(seen) > 3
+
+
+def test_more_ties_than_can_be_listed_are_left_to_all_logits() -> None:
+    logits = torch.zeros(9000)
+    logits[::7] = 1.0
+    logits[5] = 2.0
+    weight, x = with_logits(logits)
+    draws = draws_of([0], 1.0, [(20, 0.9, 0.0)])
+
+    assert found_alone(weight, x, draws) == [screens.NOT_SCREENED]
+    assert screened(VocabularyScreen(weight), x, draws) == drawn(weight, x, draws)
+
+
+@given(
+    seed=st.integers(0, 1 << 20),
+    num_steps=st.integers(1, 30),
+    top_k=st.integers(0, 60),
+    top_p=st.sampled_from([1e-6, 0.3, 0.62, 0.9, 0.999, 1.0]),
+    min_p=st.sampled_from([0.0, 0.01, 0.5]),
+    temperature=st.sampled_from([0.1, 0.6, 1.9, 1e-30]),
+)
+@settings(max_examples=60, deadline=None)
+def test_few_levels_of_logits_are_cut_between_them_as_all_logits_are(
+    seed: int, num_steps: int, top_k: int, top_p: float, min_p: float, temperature: float
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    best = torch.randn(4096, generator=generator)
+    best[torch.randperm(4096, generator=generator)[:40]] += 5
+    weight, x = with_logits((best * num_steps).round() / num_steps)
+    draws = draws_of(range(8), temperature, [(top_k, top_p, min_p)] * 8, seed)
+
+    x = x.repeat(8, 1)
+    tokens, expected_tokens = found_alone(weight, x, draws), drawn(weight, x, draws)
+
+    for token, one in zip(tokens, expected_tokens, strict=True):
+        assert token in (one, screens.NOT_SCREENED)
 
 
 def test_rows_that_cannot_be_screened_are_drawn_from_all_logits() -> None:
@@ -193,20 +313,15 @@ def test_rows_that_cannot_be_screened_are_drawn_from_all_logits() -> None:
     x = rows_of(9, 64, torch.float32)
     x[[2, 5]] = 0
     x[7, 0] = math.nan
-    streams = torch.randint(0, 1 << 31, (3, 4))
-    filters = Filters(torch.zeros(3).long(), torch.ones(3), torch.full((3,), LEAST_P))
-    rows = torch.tensor([1, 2, 7])
-    draws = Draws(rows, torch.ones(3), filters, streams, is_cut=False)
+    draws = draws_of([1, 2, 3, 7], 1.0, [(0, 1.0, 0.0), (0, 1.0, 0.0), (300, 0.9, 0.0), CUTS[2]])
 
     found = VocabularyScreen(weight).tokens(x, draws)
 
-    logits = weight.logits(x)
-    tokens = best_token(logits)
-    tokens[rows] = draw_token(logits, tokens, draws)
     assert found is not None
     assert found.are_finite == [row != 7 for row in range(9)]
     finite = [row for row in range(9) if row != 7]
-    assert found.of_rows(finite).tokens == tokens[finite].tolist()
+    tokens = drawn(weight, x, draws)
+    assert found.of_rows(finite).tokens == [tokens[row] for row in finite]
 
 
 def test_rows_of_zeros_have_all_their_logits_computed() -> None:

@@ -132,13 +132,14 @@ def test_scores_as_near_to_each_other_as_floats_can_be_are_told_apart() -> None:
     assert drawn(scores, draws)[0] in {0, 1, 2}
 
 
-def test_forbidden_tokens_are_never_drawn() -> None:
-    scores = torch.full((8, 200), -math.inf)
+@pytest.mark.parametrize("vocab_size", [200, 5000])
+def test_forbidden_tokens_are_never_drawn_and_all_others_may_be(vocab_size: int) -> None:
+    scores = torch.full((32, vocab_size), -math.inf)
     scores[:, 150:153] = torch.tensor([1.0, 1.5, 1.0])
 
     for top_k, top_p in ((0, 1.0), (100, 1.0), (0, 0.999), (100, 0.999)):
-        tokens = drawn(scores, make_draws(8, top_k=top_k, top_p=top_p, temperature=4.0))
-        assert set(tokens) <= {150, 151, 152}
+        tokens = drawn(scores, make_draws(32, top_k=top_k, top_p=top_p, temperature=4.0))
+        assert set(tokens) == {150, 151, 152}
 
 
 def test_rows_are_drawn_from_where_they_lie_whatever_lies_between() -> None:

@@ -11,9 +11,12 @@ from tests.platform.topologies import PAIRED_A100_PCIE
 from tests.tiny_checkpoints import make_deepseek_v3, make_llama, make_mixtral
 from typer.testing import CliRunner, Result
 
+from baton.engine.cache_plan import CPU_CACHE_BYTES
 from baton.platform.cli.main import app
-from baton.platform.config.deployment import read_config
+from baton.platform.config.deployment import DeploymentConfig, override, read_config
+from baton.platform.doctor.demand import demand_of
 from baton.platform.layout_plan.report import shown
+from baton.platform.models.model_folder import find_model
 from baton.platform.simulator.fleet.devices import devices_in
 
 
@@ -96,6 +99,15 @@ def test_more_ranks_keep_less_each_and_send_more(folder: Path) -> None:
         sum(each["sent_bytes"] for each in layout["prefill"]["transfers"]) for layout in (two, four)
     ]
     assert 0 < sent[0] < sent[1]
+
+
+def test_a_rank_without_others_has_a_screen_as_the_doctor_counts_it() -> None:
+    by_size = of_tensor(planned("demo", "--ranks", 2)["layouts"])
+    one_replica = override(DeploymentConfig(), {"prefill.replicas": 0})
+    demand = demand_of(one_replica, find_model("demo"), is_on_gpu=False)
+
+    assert by_size[1]["weight_bytes"] == demand.memory_bytes - CPU_CACHE_BYTES
+    assert 2 * by_size[2]["weight_bytes"] < by_size[1]["weight_bytes"]
 
 
 def test_one_layout_is_shown_transfer_by_transfer(folder: Path) -> None:

@@ -31,7 +31,7 @@ def config(**changes: object) -> DeploymentConfig:
 
 
 def demo_screen() -> int:
-    """The bytes in which an engine of the demo screens greedy tokens."""
+    """The bytes in which an engine of the demo screens tokens."""
     model = read_config(DEMO)
     count = num_bytes((model.vocab_size, model.hidden_size), torch.float32)
     assert count

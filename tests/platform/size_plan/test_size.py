@@ -8,10 +8,12 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+import torch
 
 from baton.engine.mesh.mesh import Mesh
 from baton.engine.models.config.description import architecture_of
 from baton.engine.models.registry import family_of
+from baton.kernels.products import vocabulary_screen
 from baton.platform.config.deployment import configure
 from baton.platform.machine.accelerators import ACCELERATORS, accelerator
 from baton.platform.planner.capacity import Load, Promise
@@ -100,6 +102,8 @@ def test_a_matrix_of_latent_attention_counts_once_for_each_form_that_is_kept() -
     on_gpu = replace(question, accelerator=roomy)
     on_cpu = replace(question, accelerator=replace(roomy, name="cpu"))
     keys_bytes = 2 * question.model.num_layers * 128 * 128 * 512  # both forms look at them
+    head = (question.model.vocab_size, question.model.hidden_size)
+    screen_bytes = vocabulary_screen.num_bytes(head, torch.bfloat16)
 
     def weight_bytes(question: Question, **changes: object) -> int:
         config = configure(None, {"model": question.config.model, **changes})
@@ -107,8 +111,8 @@ def test_a_matrix_of_latent_attention_counts_once_for_each_form_that_is_kept() -
 
     once = weight_bytes(on_gpu)
     assert weight_bytes(on_gpu, deterministic=True) == once
-    assert weight_bytes(on_cpu, deterministic=True) == once
-    assert weight_bytes(on_cpu) == once + keys_bytes
+    assert weight_bytes(on_cpu, deterministic=True) == once + screen_bytes
+    assert weight_bytes(on_cpu) == once + screen_bytes + keys_bytes
 
 
 def test_layouts_in_which_sums_have_no_fixed_order_are_refused_where_it_is_asked_for() -> None:

@@ -4,15 +4,12 @@
 #include <limits>
 
 #include "int8_product.h"
-#include "linear_panels.h"
-#include "noisy_winner.h"
+#include "token_search.h"
 
 namespace {
 
 constexpr float LEAST = -std::numeric_limits<float>::infinity();
 constexpr float TINY_LENGTH = 1e-16f;  // more than squares that underflow can hide
-constexpr float LARGEST_SUM = 1e37f;
-constexpr int32_t NOT_SCREENED = -1;
 constexpr int64_t FINE_ROWS = 4;
 
 // A length from the sum of its squares, rounded up.
@@ -205,131 +202,13 @@ struct FineProduct {
 };
 
 template <typename T>
-struct FindTokensArgs : Args {
-  FIELDS(Args,
-         const T* x;                // [rows][width]
-         const T* weight;           // packed
-         const float* bounds;       // [rows][2]
-         const float* highest;      // [rows][panels]
-         const float* lowest;       // [rows][panels]
-         const float* temperature;  // [rows] or null: of those above 0, a token is drawn with noise
-         const float* least;        // [rows]: score relative to the best below which no token is drawn
-         const int64_t* streams;    // [rows][4]
-         int64_t* tokens;           // [rows]: NOT_SCREENED where too many panels are left, or nothing bounds the logits
-         int64_t* nums_computed;    // [rows]: how many panels were computed; those computed twice count twice
-         int64_t num_outputs;
-         int64_t num_panels;
-         int64_t width;
-         int64_t stride;
-         int64_t most;     // panels of a row that are computed
-         double longest;)  // row of the weight
-};
-
-struct Best {
-  float score = LEAST;
-  int64_t token = 0;
-
-  void meet(int64_t other, float its_score) {
-    if (its_score > score || (its_score == score && other < token)) score = its_score, token = other;
-  }
-};
-
-int64_t largest_of(const float* values, int64_t count) {
-  int64_t found = 0;
-  for (int64_t i = 1; i < count; i++)
-    if (values[i] > values[found]) found = i;
-  return found;
-}
-
-// Finds the token of one row.
-template <typename T>
-class Search {
- public:
-  Search(const FindTokensArgs<T>& args, const Factors<T>& factors, int64_t row)
-      : args_(args), factors_(factors), row_(row), highest_(args.highest + row * args.num_panels) {}
-
-  int64_t run() {
-    if (!(args_.bounds[2 * row_] * args_.longest < LARGEST_SUM)) return NOT_SCREENED;  // nor if it is NaN
-    Best best;
-    if (!find_best(best)) return NOT_SCREENED;
-    if (!args_.temperature || args_.temperature[row_] == 0) return best.token;
-    return draw(best);
-  }
-
-  int64_t num_computed() const { return num_computed_; }
-
- private:
-  // The panel with the largest lower bound comes first: it nearly always has the best token, whose logit then rules
-  // out more of the others than its bound does.
-  bool find_best(Best& best) {
-    const auto meet = [&](int64_t token, float logit) { best.meet(token, logit); };
-    const int64_t first = largest_of(args_.lowest + row_ * args_.num_panels, args_.num_panels);
-    if (!compute(first, meet)) return false;
-    for (int64_t panel = 0; panel < args_.num_panels; panel++)
-      if (highest_[panel] >= best.score && panel != first && !compute(panel, meet)) return false;
-    return true;
-  }
-
-  // As draw_token.cpp draws from all logits without top-k and top-p: noise is that of 64 tokens, two panels, at once.
-  int64_t draw(const Best& best) {
-    const Stream stream = stream_of(args_.streams, row_);
-    u32x16 words[4];
-    const auto noise = [&](int64_t token) {
-      const int64_t lane = token % TOKENS_AT_ONCE;
-      return noise_of(words[lane / 16][lane % 16]);
-    };
-    words_of(stream, best.token / TOKENS_AT_ONCE * TOKENS_AT_ONCE, words);
-    Winner winner{best.token, noise(best.token)};
-    const auto meet = [&](int64_t token, float logit) {
-      const float score = relative(logit, best);
-      if (score >= args_.least[row_]) winner.meet(token, double(score) + noise(token));
-    };
-    for (int64_t first = 0; first < args_.num_panels; first += PANELS_AT_ONCE) {
-      const int64_t end = std::min(first + PANELS_AT_ONCE, args_.num_panels);
-      if (relative(highest_[largest_in(first, end)], best) < args_.least[row_]) continue;
-      words_of(stream, first * PANEL, words);
-      for (int64_t panel = first; panel < end; panel++) {
-        const u32x16* own = words + 2 * (panel - first);
-        const float most_noise = largest(larger(most_noise_of(own[0]), most_noise_of(own[1])));
-        const bool may_win = relative(highest_[panel], best) + most_noise >= winner.needed();
-        if (may_win && !compute(panel, meet)) return NOT_SCREENED;
-      }
-    }
-    return winner.token;
-  }
-
-  static constexpr int64_t PANELS_AT_ONCE = TOKENS_AT_ONCE / PANEL;
-
-  float relative(float logit, const Best& best) const { return (logit - best.score) / args_.temperature[row_]; }
-
-  int64_t largest_in(int64_t begin, int64_t end) const { return begin + largest_of(highest_ + begin, end - begin); }
-
-  // Gives the logits of a panel to `meet(token, logit)`; false if they are more than may be computed.
-  template <typename Meet>
-  bool compute(int64_t panel, const Meet& meet) {
-    const int64_t count = std::min(PANEL, args_.num_outputs - panel * PANEL);
-    const auto finish = [&](int64_t, int64_t, const float* logits) {
-      for (int64_t i = 0; i < count; i++) meet(panel * PANEL + i, logits[i]);
-    };
-    multiply_panels(factors_, {row_, row_ + 1}, {panel, panel + 1}, false, finish);
-    return ++num_computed_ <= args_.most;
-  }
-
-  const FindTokensArgs<T>& args_;
-  const Factors<T>& factors_;
-  int64_t row_;
-  const float* highest_;
-  int64_t num_computed_ = 0;
-};
-
-template <typename T>
 void find_tokens(const FindTokensArgs<T>& args, const Pass& pass, Work& work) {
   const int64_t num_rows = row_count(args, pass);
   const Factors<T> factors{args.x, args.stride, args.weight, num_rows, args.width / Step<T>::DEPTH};
   Span rows;
   while (work.take(num_rows, 1, rows))
     for (int64_t row = rows.begin; row < rows.end; row++) {
-      Search search(args, factors, row);
+      TokenSearch search(args, factors, row, work.scratch(TokenSearch<T>::room_bytes(args.num_panels)));
       args.tokens[row] = search.run();
       args.nums_computed[row] = search.num_computed();
     }

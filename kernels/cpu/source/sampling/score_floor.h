@@ -102,6 +102,11 @@ WeighedList list_between(Scores scores, Weigh weigh, float low, float high, Weig
   return {items, count};
 }
 
+static inline void sort_best_first(WeighedList list) {
+  std::sort(list.items, list.items + list.count,
+            [](const Weighed& a, const Weighed& b) { return a.score > b.score; });
+}
+
 // The score in a list at which the weights, added to `before` from the best score on, reach `target`; the least score
 // if they never do. Only the part of a range that contains it is searched again.
 static inline float place_in(WeighedList list, double before, double target) {
@@ -126,8 +131,7 @@ static inline float place_in(WeighedList list, double before, double target) {
     if (kept == list.count) break;  // as near to each other as floats can be
     list.count = kept;
   }
-  std::sort(list.items, list.items + list.count,
-            [](const Weighed& a, const Weighed& b) { return a.score > b.score; });
+  sort_best_first(list);
   for (int64_t i = 0; i < list.count; i++) {
     before += list.items[i].weight;
     if (before >= target) return list.items[i].score;
@@ -150,7 +154,26 @@ float floor_at(Scores scores, Weigh weigh, double target, Weighed* room) {
     if (from.limit < -1e6f) limit = 4 * limit;  // nothing below is known yet
     else limit = (from.limit + top) / 2;
   }
-  return place_in(list_between(scores, weigh, from.limit, above.limit, room), above.weight, target);
+  const WeighedList between = list_between(scores, weigh, from.limit, above.limit, room);
+  return between.count ? place_in(between, above.weight, target) : above.limit;
+}
+
+// Most tokens that top-k keeps of which the nucleus is found from a sorted list. The vocabulary screen, which has no
+// more than such a list, uses the same function, so that both round alike.
+constexpr int64_t MAX_LISTED = 1024;
+
+// Fills in the weights of scores sorted from the best on; the score at which they reach the share `top_p` of their sum.
+static inline float nucleus_floor(WeighedList list, double top_p) {
+  double mass = 0, sum = 0;
+  for (int64_t i = 0; i < list.count; i++) {
+    list.items[i].weight = exp(splat(list.items[i].score))[0];
+    mass += list.items[i].weight;
+  }
+  for (int64_t i = 0; i < list.count; i++) {
+    sum += list.items[i].weight;
+    if (sum >= top_p * mass) return list.items[i].score;
+  }
+  return list.items[list.count - 1].score;
 }
 
 struct FilterRoom {
@@ -162,6 +185,13 @@ struct FilterRoom {
 static inline float filter_floor(Scores scores, int64_t top_k, double top_p, FilterRoom room) {
   const float kth = top_k ? floor_at(scores, ByCount{}, double(top_k), room.items) : -INFINITE;
   if (top_p == 1) return kth;
+  if (top_k && top_k <= MAX_LISTED) {
+    const WeighedList kept = list_between(scores, ByCount{}, kth, INFINITE, room.items);
+    if (kept.count <= MAX_LISTED) {
+      sort_best_first(kept);
+      return nucleus_floor(kept, top_p);
+    }
+  }
   Sum mass;
   for (int64_t i = 0; i < scores.count; i += 16) {
     const f32x16 v = load(scores.values + i);
