@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,9 +32,11 @@ def full_mask(vocab_size: int) -> Tensor:
 
 def pack_tokens(tokens: Collection[int], vocab_size: int) -> Tensor:
     """The mask [W] of a set of tokens; tokens beyond the vocabulary are ignored."""
-    bits = np.zeros(num_words(vocab_size) * WORD_BITS, np.uint8)
-    bits[[token for token in tokens if 0 <= token < vocab_size]] = 1
-    return torch.from_numpy(np.packbits(bits, bitorder="little").view(np.int32))
+    octets = bytearray(num_words(vocab_size) * WORD_BITS // 8)
+    for token in tokens:
+        if 0 <= token < vocab_size:
+            octets[token // 8] |= 1 << token % 8
+    return torch.frombuffer(octets, dtype=torch.int32)
 
 
 def unpack_mask(mask: Tensor, vocab_size: int) -> Tensor:
