@@ -7,7 +7,7 @@ from math import inf, nan
 
 import numpy as np
 import pytest
-from tests.kv_transfer.receiving.test_receiver import SENDER, piece_of, resealed, reserved
+from tests.kv_transfer.receiving.pieces import SENDER, piece_of, resealed, reserved
 from tests.kv_transfer.replicas import LAYOUT, PROMPT, TRANSFER, kv_of
 
 from baton.core.ids import TransferId
