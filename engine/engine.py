@@ -339,6 +339,7 @@ class Engine:
         return self._scored(chunks, hidden)
 
     def _scored(self, chunks: Sequence[ScheduledChunk], hidden: Tensor) -> Scored:
+        """Drawn tokens are found without logits on CPUs alone; drafts are verified by logits."""
         if hidden.is_cuda or any([chunk.drafted for chunk in chunks]):
             is_plain = all([chunk.request.row.is_plain for chunk in chunks])
             return scored(hidden, self.runner, is_plain=is_plain)
