@@ -45,7 +45,7 @@ def test_a_pass_is_read_as_it_was_told(told: tuple[Chunk, ...]) -> None:
 
 
 def test_a_turn_of_a_decoding_is_a_pass_like_any_other() -> None:
-    decoding = Decoding([5, 6], [17, 3], [[1, 2], [0]], [3, 1])
+    decoding = Decoding([5, 6], [17, 3], [[1, 2], [0]], [3, 1], [0, 2])
 
     heard = read_order(tuple(pass_words(decoding)))
 
@@ -53,7 +53,7 @@ def test_a_turn_of_a_decoding_is_a_pass_like_any_other() -> None:
 
 
 def test_a_decoding_is_begun_as_a_pass_and_goes_on_by_what_is_new() -> None:
-    decoding = Decoding([5, 6], [17, 3], [(1, 2), (0,)], [3, 1])
+    decoding = Decoding([5, 6], [17, 3], [(1, 2), (0,)], [3, 1], [0, 2])
 
     assert read_order(tuple(decoding_words(decoding))) == BeginDecoding(tuple(decoding))
     for tokens, grown in (
