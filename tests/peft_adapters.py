@@ -33,7 +33,7 @@ def make_adapter(
         for name, parameter in made.named_parameters():
             if "lora_" in name:
                 parameter.data.normal_(0, 0.3)
-        made.save_pretrained(target)
+        made.save_pretrained(str(target))
 
     return copy_kept(key, make, folder)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from tests.engine.adapted_answers import adapted, answers
@@ -11,7 +12,7 @@ from baton.engine.assemble import assemble_engine
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
 
 
-def config(*, num_blocks: int = 64, speculation: str = "off") -> EngineConfig:
+def config(*, num_blocks: int = 64, speculation: Literal["off", "ngram"] = "off") -> EngineConfig:
     return EngineConfig(
         cache=CacheConfig(block_size=4, num_blocks=num_blocks),
         scheduler=SchedulerConfig(prefill_chunk=7, max_batch_tokens=64),

@@ -16,6 +16,7 @@ from tests.tiny_checkpoints import FAMILIES, transformers_logits
 from baton.engine.batch.batch import Chunk
 from baton.engine.batch.row_adapters import RowAdapters
 from baton.engine.checkpoint.load import load_model
+from baton.engine.layers.linear import GatedLinear
 from baton.kernels.elementwise.silu_mul import silu_mul
 from baton.kernels.products.linear import linear
 
@@ -83,7 +84,8 @@ def test_updates_are_added_before_a_gate_and_are_not_quantised(
     base = FAMILIES["llama"](tmp_path / "base", hidden_size=64, intermediate_size=96)
     folder = make_adapter(base, tmp_path / "first", FEED_FORWARD)
     loaded = load_model(base, dtype="float32", quantize=quantize, adapters={"first": folder})
-    layer = loaded.model.blocks[0].ffn.gate_up
+    layer = loaded.model.get_submodule("blocks.0.ffn.gate_up")
+    assert isinstance(layer, GatedLinear)
     x = torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
     stored = load_file(folder / "adapter_model.safetensors")
 
