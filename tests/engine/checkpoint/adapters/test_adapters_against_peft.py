@@ -28,14 +28,10 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
         (*ATTENTION, *FEED_FORWARD),
         {"rank_pattern": {"k_proj": 2, "down_proj": 7}, "alpha_pattern": {"v_proj": 3}},
     ),
-    "llama, some layers, stabilised": (
-        "llama",
-        ("q_proj", "up_proj"),
-        {"use_rslora": True, "layers_to_transform": [1]},
-    ),
+    "llama, some layers": ("llama", ("q_proj", "up_proj"), {"layers_to_transform": [1]}),
     "qwen2": ("qwen2", (*ATTENTION, *FEED_FORWARD), {}),
     "qwen3": ("qwen3", (*ATTENTION, *FEED_FORWARD), {}),
-    "gpt2, transposed, fused": ("gpt2", ("c_attn", "c_proj", "c_fc"), {}),
+    "gpt2, fused, stabilised": ("gpt2", ("c_attn", "c_proj", "c_fc"), {"use_rslora": True}),
     "phi3, fused": ("phi3", ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"), {}),
     "falcon, rows by KV head": ("falcon", FALCON, {}),
     "new falcon": ("new falcon", FALCON, {}),
@@ -45,7 +41,7 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "gpt-oss": ("gpt-oss", ATTENTION, {}),
     "deepseek v3": ("deepseek v3", MLA, {}),
 }
-FAR_APART = {"llama", "gpt2, transposed, fused", "falcon, rows by KV head", "deepseek v3"}
+FAR_APART = {"llama", "gpt2, fused, stabilised", "falcon, rows by KV head", "deepseek v3"}
 
 
 @pytest.mark.parametrize("case", with_wide(CASES, FAR_APART))
