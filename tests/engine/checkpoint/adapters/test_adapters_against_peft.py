@@ -33,15 +33,15 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "qwen3": ("qwen3", (*ATTENTION, *FEED_FORWARD), {}),
     "gpt2, fused, stabilised": ("gpt2", ("c_attn", "c_proj", "c_fc"), {"use_rslora": True}),
     "phi3, fused": ("phi3", ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"), {}),
-    "falcon, rows by KV head": ("falcon", FALCON, {}),
-    "new falcon": ("new falcon", FALCON, {}),
+    "falcon": ("falcon", FALCON, {}),
+    "new falcon, rows by KV head": ("new falcon", FALCON, {}),
     "gemma2": ("gemma2", (*ATTENTION, *FEED_FORWARD), {}),
     "gemma3": ("gemma3", (*ATTENTION, *FEED_FORWARD), {}),
     "mixtral": ("mixtral", ATTENTION, {}),
     "gpt-oss": ("gpt-oss", ATTENTION, {}),
     "deepseek v3": ("deepseek v3", MLA, {}),
 }
-FAR_APART = {"llama", "gpt2, fused, stabilised", "falcon, rows by KV head", "deepseek v3"}
+FAR_APART = {"llama", "gpt2, fused, stabilised", "new falcon, rows by KV head", "deepseek v3"}
 
 
 @pytest.mark.parametrize("case", with_wide(CASES, FAR_APART))
