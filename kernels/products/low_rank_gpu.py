@@ -49,7 +49,8 @@ def add_low_rank_(
     ranks = max(16, triton.next_power_of_2(rank))
     _multiply_down[programs, num_parts, splits](
         x, x.stride(0), down, numbers, inner, num_rows, width, rank,
-        SPLIT=SPLIT_ITEMS, STEP=STEP, ROWS=ROWS, RANKS=ranks, AT_ONCE=at_once, num_warps=4,
+        SPLIT=SPLIT_ITEMS, STEP=STEP, ROWS=ROWS, RANKS=ranks, AT_ONCE=at_once,
+        num_warps=max(4, ranks // 32),
     )  # fmt: skip
     _multiply_up[programs, blocks](
         inner, up, numbers, y, num_rows, num_columns, rank, splits,
