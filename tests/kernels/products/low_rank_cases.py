@@ -9,6 +9,9 @@ from torch import Tensor
 
 from baton.kernels.products.low_rank import LowRank, reference
 
+Shape = tuple[int, tuple[int, ...], int]
+"""Inputs, outputs of each part, and rank."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -27,15 +30,14 @@ class Rows:
 
 def rows_of(
     num_rows: int,
-    width: int,
-    parts: tuple[int, ...],
-    rank: int,
+    shape: Shape,
     dtype: torch.dtype,
     *,
     num_adapters: int = 3,
     device: str = "cpu",
 ) -> Rows:
     """Rows of x lie apart, and numbers go on behind them."""
+    width, parts, rank = shape
     generator = torch.Generator().manual_seed(num_rows * 1000 + width + rank)
 
     def random(*shape: int) -> Tensor:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.kernels.products.low_rank_cases import Rows, assert_updated, rows_of
+from tests.kernels.products.low_rank_cases import Rows, Shape, assert_updated, rows_of
 from tests.torch_threads import threads
 from torch import Tensor
 
@@ -30,34 +30,31 @@ def update(rows: Rows) -> Tensor:
 
 @given(
     num_rows=st.integers(0, 70),
-    width=st.integers(1, 300),
-    parts=st.lists(st.integers(1, 700), min_size=1, max_size=3).map(tuple),
-    rank=st.integers(1, 70),
+    shape=st.tuples(
+        st.integers(1, 300),
+        st.lists(st.integers(1, 700), min_size=1, max_size=3).map(tuple),
+        st.integers(1, 70),
+    ),
     dtype=st.sampled_from(DTYPES),
     num_adapters=st.integers(1, 5),
 )
 def test_each_row_gets_the_update_of_its_adapter(
-    num_rows: int,
-    width: int,
-    parts: tuple[int, ...],
-    rank: int,
-    dtype: torch.dtype,
-    num_adapters: int,
+    num_rows: int, shape: Shape, dtype: torch.dtype, num_adapters: int
 ) -> None:
-    rows = rows_of(num_rows, width, parts, rank, dtype, num_adapters=num_adapters)
+    rows = rows_of(num_rows, shape, dtype, num_adapters=num_adapters)
 
     assert_updated(update(rows), rows)
 
 
 @each_dtype
 def test_ranks_may_be_high_and_rows_many(dtype: torch.dtype) -> None:
-    rows = rows_of(200, 1030, (513, 36), 256, dtype)
+    rows = rows_of(200, (1030, (513, 36), 256), dtype)
 
     assert_updated(update(rows), rows)
 
 
 def test_other_dtypes_are_computed_by_torch() -> None:
-    rows = rows_of(5, 20, (7, 8), 4, torch.float16)
+    rows = rows_of(5, (20, (7, 8), 4), torch.float16)
     wide = rows.to(torch.float32)
 
     torch.testing.assert_close(update(rows).float(), update(wide), rtol=1e-3, atol=1e-3)
@@ -85,7 +82,7 @@ def test_values_between_the_products_and_the_update_are_not_rounded() -> None:
 
 @each_dtype
 def test_rows_without_an_adapter_keep_every_bit(dtype: torch.dtype) -> None:
-    rows = rows_of(40, 64, (100,), 8, dtype)
+    rows = rows_of(40, (64, (100,), 8), dtype)
     is_bare = rows.numbers[:40] == 0
     rows.y[is_bare] = torch.tensor([-0.0, float("nan"), float("inf"), 1.0], dtype=dtype).repeat(25)
     rows.x[is_bare] = float("nan")
@@ -99,7 +96,7 @@ def test_rows_without_an_adapter_keep_every_bit(dtype: torch.dtype) -> None:
 
 @each_dtype
 def test_a_row_has_the_same_bits_beside_any_other_rows(dtype: torch.dtype) -> None:
-    rows = rows_of(75, 600, (530, 40), 37, dtype)
+    rows = rows_of(75, (600, (530, 40), 37), dtype)
     rows.numbers[30:70] = 2  # blocks that are full
 
     def updated(some: slice) -> Tensor:
@@ -118,7 +115,7 @@ def test_a_row_has_the_same_bits_beside_any_other_rows(dtype: torch.dtype) -> No
 @compiled
 @each_dtype
 def test_passes_with_other_rows_and_adapters_are_played(dtype: torch.dtype) -> None:
-    rows = rows_of(90, 48, (100, 30), 8, dtype)
+    rows = rows_of(90, (48, (100, 30), 8), dtype)
     zero = torch.zeros_like(rows.y)
 
     def run(num_tokens: int) -> Tensor:
@@ -152,7 +149,7 @@ def test_passes_with_other_rows_and_adapters_are_played(dtype: torch.dtype) -> N
     ],
 )
 def test_tensors_that_do_not_fit_are_refused(changed: dict[str, Tensor], said: str) -> None:
-    rows = rows_of(5, 10, (4, 5), 2, torch.float32)
+    rows = rows_of(5, (10, (4, 5), 2), torch.float32)
     given = {"y": rows.y, "x": rows.x, "numbers": rows.numbers, **changed}
 
     with pytest.raises(ValueError, match=said):

@@ -1,11 +1,11 @@
-"""Low-rank updates on a GPU, or in the interpreter, against their definition in double precision."""
+"""Low-rank updates by Triton, on a GPU or interpreted, against their definition."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from tests.kernels.gpu.pretended_gpu import tensors_on_a_gpu
-from tests.kernels.products.low_rank_cases import Rows, assert_updated, rows_of
+from tests.kernels.products.low_rank_cases import Rows, Shape, assert_updated, rows_of
 from torch import Tensor
 
 from baton.kernels.products import low_rank_gpu as module
@@ -23,20 +23,23 @@ def update(rows: Rows, some: slice = slice(None)) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("few_rows", [0, 128])
 @pytest.mark.parametrize(
-    ("num_rows", "width", "parts", "rank"),
-    [(1, 1100, (100, 36, 200), 7), (40, 77, (130,), 20), (3, 20, (5, 6), 256), (0, 8, (8,), 8)],
+    ("num_rows", "shape"),
+    [
+        (1, (1100, (100, 36, 200), 7)),
+        (40, (77, (130,), 20)),
+        (3, (20, (5, 6), 256)),
+        (0, (8, (8,), 8)),
+    ],
 )
 def test_each_row_gets_the_update_of_its_adapter(
     num_rows: int,
-    width: int,
-    parts: tuple[int, ...],
-    rank: int,
+    shape: Shape,
     few_rows: int,
     dtype: torch.dtype,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "FEW_ROWS", few_rows)
-    rows = rows_of(num_rows, width, parts, rank, dtype, device=DEVICE)
+    rows = rows_of(num_rows, shape, dtype, device=DEVICE)
 
     assert_updated(update(rows), rows, is_interpreted=DEVICE == "cpu")
 
@@ -58,7 +61,7 @@ def test_a_row_has_the_same_bits_beside_any_other_rows(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "FEW_ROWS", 16)
-    rows = rows_of(35, 600, (140,), 16, dtype, device=DEVICE)
+    rows = rows_of(35, (600, (140,), 16), dtype, device=DEVICE)
 
     together = update(rows)
 
