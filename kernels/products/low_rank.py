@@ -71,12 +71,10 @@ def reference(y: Tensor, x: Tensor, updates: LowRank, numbers: Tensor) -> Tensor
     resort."""
     wide = torch.promote_types(y.dtype, torch.float32)
     numbers, out = numbers[: len(y)], y.clone()
-    for number in numbers.unique().tolist():
-        if number == 0:
-            continue
+    for number in {*numbers.tolist()} - {0}:
         rows = numbers == number
         inner = torch.einsum("tk,prk->ptr", x[rows].to(wide), updates.down[number - 1].to(wide))
-        columns = updates.up[number - 1].to(wide).split(updates.parts, dim=1)
+        columns = torch.split(updates.up[number - 1].to(wide), [*updates.parts], dim=1)
         update = torch.cat([of_part @ up for of_part, up in zip(inner, columns, strict=True)], 1)
         out[rows] = (y[rows].to(wide) + update).to(y.dtype)
     return out

@@ -6,12 +6,12 @@
     y [T, N] += inner U                  a program: COLUMNS of a part, some rows
 
 Rows lie in tiles of ROWS. The first row of each adapter in a tile computes for all rows of the tile
-that have the same one, and the matrix is read once for those. Which programs find something to do is
-read on the device, so a graph serves passes with any adapters. Tiles and splits do not depend on the
+that have the same one, so the matrix is read once for those. Programs find out on the device what
+they have to do, so a graph serves passes with any adapters. Tiles and splits do not depend on the
 number of rows, so neither do the bits of a row.
 
-The inner values are float32. To multiply them by U in a narrower dtype they are split in two of that
-dtype, of which the second is what the first lost.
+The inner values are float32. To multiply them by U in a narrower dtype, they are split into two of
+that dtype, the second of which is what the first lost.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ STEP = 64
 """Inputs, or ranks, of a step."""
 SPLIT_ITEMS = 512
 FEW_ROWS = 128
-"""Up to so many rows, each row of a tile has a program, so that many adapters are read at once. With
-more rows, a program computes for all adapters of its tile in turn."""
+"""Up to so many rows, each row of a tile has a program, so that many adapters are read at once.
+With more rows, a program computes for all adapters of its tile in turn."""
 
 
 def add_low_rank_(
@@ -49,7 +49,8 @@ def add_low_rank_(
     ranks = max(16, triton.next_power_of_2(rank))
     _multiply_down[programs, num_parts, splits](
         x, x.stride(0), down, numbers, inner, num_rows, width, rank,
-        SPLIT=SPLIT_ITEMS, STEP=STEP, ROWS=ROWS, RANKS=ranks, AT_ONCE=at_once, num_warps=4,
+        SPLIT=SPLIT_ITEMS, STEP=STEP, ROWS=ROWS, RANKS=ranks, AT_ONCE=at_once,
+        num_warps=max(4, ranks // 32),
     )  # fmt: skip
     _multiply_up[programs, blocks](
         inner, up, numbers, y, num_rows, num_columns, rank, splits,
