@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypedDict, Unpack
 
@@ -48,6 +48,7 @@ class ModelOptions(TypedDict, total=False):
     quantize: str
     deterministic: bool
     streaming: Streaming | None
+    adapters: Mapping[str, Path]
 
 
 def assemble_engine(

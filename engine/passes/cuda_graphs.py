@@ -149,11 +149,11 @@ class DecodeGraphs:
 
     def _padded(self, chunk: Chunk, run: int) -> Chunk:
         """`chunk`, padded to `run` tokens."""
-        tokens, start, blocks, _, open_slot = chunk
+        tokens, start, blocks, _, *further = chunk
         num_blocks = -(-(start + run) // self.captured.block_size)
         if len(blocks) < num_blocks:
             blocks = [*blocks, *[self.captured.spare_block] * (num_blocks - len(blocks))]
-        return Chunk([*tokens, *[0] * (run - len(tokens))], start, blocks, run, open_slot)
+        return Chunk([*tokens, *[0] * (run - len(tokens))], start, blocks, run, *further)
 
 
 def _padding_last(lengths: Sequence[int], size: GraphSize) -> list[int]:

@@ -71,6 +71,9 @@ class Request:
         self.sampling = sampling
         self.salt = salt
         self.adapter = adapter
+        """The name of the adapter that it asks for; empty: the base model."""
+        self.adapter_number = 0
+        """See `RowAdapters`; set when an engine takes the request."""
         self.tenant = tenant
         """The tenant that its blocks count for."""
         self.cache_points = sorted(cache_points, key=lambda point: point.num_tokens)

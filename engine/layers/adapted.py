@@ -1,0 +1,42 @@
+"""What adapters (LoRA) add to the outputs of a linear layer, row by row.
+
+    y[t] = W x[t] + U[m] D[m] x[t]        m: the adapter of row t, if it has one
+
+A pass computes rows of several adapters, and of none. Which row has which is told to all layers of
+a model at once (`PassAdapters`): a layer is given rows alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from baton.engine.batch.row_adapters import RowAdapters
+from baton.kernels.products.low_rank import LowRank, add_low_rank_
+
+
+class PassAdapters:
+    """The adapters of the rows of the present pass."""
+
+    def __init__(self) -> None:
+        self.rows: RowAdapters | None = None
+        """None: no row has one."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdapterUpdates:
+    """The updates of one linear layer, of all adapters."""
+
+    updates: LowRank
+    present: PassAdapters
+    takes_outputs: bool = False
+    """Whether the layer is given the rows whose outputs are wanted, not all tokens."""
+
+    def add_(self, y: Tensor, x: Tensor) -> Tensor:
+        """Add the updates for x [T, K] to y [T, N], in place; returns y."""
+        rows = self.present.rows
+        if rows is None:
+            return y
+        numbers = rows.outputs if self.takes_outputs else rows.tokens
+        return add_low_rank_(y, x, self.updates, numbers)
