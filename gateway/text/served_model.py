@@ -42,7 +42,7 @@ class ServedModel:
     """Unix seconds."""
 
     @classmethod
-    def load(
+    def load(  # noqa: PLR0913 - one parameter a setting
         cls,
         folder: Path,
         name: str,

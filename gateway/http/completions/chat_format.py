@@ -33,7 +33,7 @@ from baton.gateway.text.tokenizer import TextTokenizer
 class ChatFormat:
     """The chat answer to one request, whole or in chunks."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one parameter a part
         self,
         *,
         id: str,
