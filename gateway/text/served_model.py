@@ -35,7 +35,7 @@ class ServedModel:
     """Its authors' settings for pooling."""
     aliases: tuple[str, ...] = ()
     """Other names by which requests may ask for it."""
-    adapters: Mapping[str, str] = NO_ADAPTERS
+    adapters: Mapping[str, str] = field(default_factory=dict)
     """LoRA adapters, by the names by which requests ask for the model with one of them; each with
     its folder, id or URL."""
     created: int = field(default_factory=lambda: int(time.time()))

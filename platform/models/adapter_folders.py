@@ -41,6 +41,6 @@ def with_adapters(
 
 
 def folders_here(config: DeploymentConfig) -> dict[str, Path]:
-    """Those of its adapters that are folders on this machine."""
+    """The adapters that are folders on this machine, by name."""
     paths = {name: Path(where).expanduser() for name, where in config.adapters.items()}
     return {name: path for name, path in paths.items() if path.is_dir()}

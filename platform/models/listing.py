@@ -139,7 +139,7 @@ def weights_of(names: Sequence[str]) -> list[str]:
 
 
 def adapter_weights_of(names: Sequence[str]) -> list[str]:
-    """Of a folder without an adapter's configuration none."""
+    """The weight file of an adapter's folder; none without an adapter's configuration."""
     found = [name for name in ADAPTER_WEIGHTS if name in names]
     return found[:1] if ADAPTER_CONFIG in names else []
 
