@@ -18,8 +18,8 @@ import torch
 
 from baton.core.errors import InvalidConfig
 from baton.core.kv_layout import KvLayout
-from baton.engine.adapters.placed_adapters import NONE, place_adapters
 from baton.engine.checkpoint.active_parameters import active_parameters
+from baton.engine.checkpoint.adapters.placed_adapters import NONE, place_adapters
 from baton.engine.checkpoint.deterministic import WORD, check_deterministic, fix_order
 from baton.engine.checkpoint.dummy import dummy_entries
 from baton.engine.checkpoint.files.tensor_files import StoredEntry, TensorEntry, read_entries
@@ -125,9 +125,9 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
     with full attention. `adapters`: folders of LoRA adapters, by the names by which requests ask
     for them.
 
-    Raises CheckpointError if the model or an adapter cannot be served, with what was found and what is supported,
-    and InvalidConfig if it cannot be quantized for the device, split over the ranks, or made
-    deterministic.
+    Raises CheckpointError if the model or an adapter cannot be served, with what was found and what
+    is supported, and InvalidConfig if it cannot be quantized for the device, split over the ranks,
+    or made deterministic.
     """
     config, model, entries, placements = plan_weights(folder, load_format, max_model_len, streaming)
     num_active = active_parameters(model)

@@ -20,6 +20,8 @@ class PassAdapters:
     """The adapters of the rows of the present pass."""
 
     def __init__(self) -> None:
+        self.exist = False
+        """Whether the model has adapters at all."""
         self.rows: RowAdapters | None = None
         """None: no row has one."""
 

@@ -121,7 +121,7 @@ class DecodeGraphs:
         """Whether a pass that verifies drafts may use a graph of `size`: outputs of all tokens are
         wanted, padding fits into each request's context, and there is not too much of it."""
         num_tokens = 0
-        for tokens, start, _, num_outputs, _ in chunks:
+        for tokens, start, _, num_outputs, *_ in chunks:
             num_tokens += len(tokens)
             if num_outputs != len(tokens) or start + size.run > self.max_context:
                 return False

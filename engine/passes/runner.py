@@ -84,9 +84,11 @@ class ModelRunner:
         """The balancer of experts, if this rank is an engine of its own."""
         self.cache = cache
         self._layers = cache.layers
-        has_adapters = bool(loaded.info.adapters)
         batch = StaticBatch(
-            cache.limits, layout.block_size, cache.device, has_adapters=has_adapters
+            cache.limits,
+            layout.block_size,
+            cache.device,
+            has_adapters=loaded.model.adapters.exist,
         )
         mesh, engine = self.groups.mesh, self.groups.engine
         # A tape cannot hold messages between ranks; a graph can, if all ranks replay it together.

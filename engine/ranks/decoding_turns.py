@@ -54,7 +54,7 @@ class ReceivedPasses:
     def __init__(self, ranks: RankGroup, device: torch.device) -> None:
         self._ranks = ranks
         self._device = device
-        self._decoding = Decoding((), (), (), (), ())
+        self._decoding = Decoding((), (), (), ())
         """The decoding that began last."""
         self._tables: list[list[int]] = []
 

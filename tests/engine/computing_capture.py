@@ -70,5 +70,5 @@ def mixed_graphs_of(
     capture: ComputingCapture | None = None,
     taps: AuxHiddenStates | None = None,
 ) -> MixedGraphs:
-    batch = mixed_batch(limits, runner.cache.layout.block_size)
-    return MixedGraphs(captured_model(runner, spare_block, capture, taps), batch)
+    captured = captured_model(runner, spare_block, capture, taps)
+    return MixedGraphs(captured, mixed_batch(captured, limits))

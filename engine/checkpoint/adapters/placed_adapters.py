@@ -2,9 +2,9 @@
 
     A [r, inputs], B [outputs, r] of a checkpoint's layer  ->  D, U of the (stacked) matrix it is in
 
-Layers are found by their names in the base model's checkpoint, and rows of B are rearranged and cut as
-those of the weight are; where a rank has some inputs of a layer, columns of A are cut. All adapters of
-a layer have one rank, the largest: the others are filled with zeros.
+Layers are found by their names in the base model's checkpoint. Rows of B are rearranged and cut as
+those of the weight are; where a rank has some inputs of a layer, columns of A are cut. The ranks of
+all adapters of a layer are made equal, by zeros.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from baton.core.errors import CheckpointError
-from baton.engine.adapters.peft_folder import LayerUpdate, PeftAdapter, read_adapter
+from baton.engine.checkpoint.adapters.peft_folder import LayerUpdate, PeftAdapter, read_adapter
 from baton.engine.layers.adapted import AdapterUpdates
 from baton.engine.layers.attention import HeadShape
 from baton.engine.layers.linear import ExactLinear, Linear
@@ -79,6 +79,7 @@ class PlacedAdapters:
         if it gates."""
         behind = f"blocks.{len(model.blocks) - 1}.ffn." if model.narrows_last_layer else None
         layers = dict(model.named_modules())
+        model.adapters.exist = bool(self._adapters)
         for name, updates in self._updates.items():
             layer = layers.get(name)
             if layer is None:  # of another pipeline stage
@@ -86,7 +87,7 @@ class PlacedAdapters:
             assert isinstance(layer, Linear)
             layer.is_gated = False
             layer.adapted = AdapterUpdates(
-                self._stacked(layer, updates, cutter, dtype).to(device),
+                self._stacked(layer, updates, cutter, dtype, device),
                 model.adapters,
                 takes_outputs=behind is not None and name.startswith(behind),
             )
@@ -97,6 +98,7 @@ class PlacedAdapters:
         placed: Sequence[PlacedUpdate],
         cutter: Cutter | None,
         dtype: torch.dtype,
+        device: str,
     ) -> LowRank:
         rank = max(each.update.rank for each in placed)
         parts, width = layer.rows, layer.weight.shape[1]
@@ -111,7 +113,7 @@ class PlacedAdapters:
                 down[each.adapter, part, : len(a)] = a
                 up[each.adapter, : len(a), columns] = b[row : row + parts[part]].T
                 row += parts[part]
-        return LowRank(down, up, parts)
+        return LowRank(down.to(device), up.to(device), parts)
 
     def _matrices(
         self, placed: PlacedUpdate, layer: Linear, cutter: Cutter | None
@@ -165,9 +167,7 @@ def place_adapters(
     return PlacedAdapters(adapters, updates, config.heads)
 
 
-def _checked(
-    update: LayerUpdate, model: Decoder, name: str, placement: WeightPlacement
-) -> Linear:
+def _checked(update: LayerUpdate, model: Decoder, name: str, placement: WeightPlacement) -> Linear:
     """The layer called `name`, if it can have the update."""
     layer = model.get_submodule(name)
     if not isinstance(layer, Linear) or isinstance(layer, ExactLinear) or layer is model.head:

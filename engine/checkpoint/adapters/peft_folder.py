@@ -7,8 +7,8 @@
 
     y = W x + s B A x      s = alpha / r, or alpha / sqrt(r) if it is rank-stabilised (rsLoRA)
 
-LoRA: Hu et al. 2021. rsLoRA: Kalajdzievski 2023. A layer's rank is that of its tensors; `alpha_pattern`
-and `lora_alpha` say its alpha. Settings under which the formula would be another one are refused.
+LoRA: Hu et al. 2021. rsLoRA: Kalajdzievski 2023. A layer's rank is that of its tensors;
+`alpha_pattern` and `lora_alpha` say its alpha. Settings that change the formula are refused.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ def _check_kind(raw: Mapping[str, object]) -> None:
     started = raw.get("init_lora_weights", True)
     if isinstance(started, str) and started.lower().startswith(CHANGES_BASE):
         raise CheckpointError(
-            f"{CONFIG}: init_lora_weights {started!r} changes the base model, too; save the adapter "
-            "with path_initial_model_for_weight_conversion"
+            f"{CONFIG}: init_lora_weights {started!r} changes the base model, too; save the "
+            "adapter with path_initial_model_for_weight_conversion"
         )
 
 
