@@ -15,6 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from baton.kernels.cpu.operators import runs
+from baton.kernels.products import low_rank_cpu as cpu
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LowRank:
@@ -51,6 +54,15 @@ def add_low_rank_(y: Tensor, x: Tensor, updates: LowRank, numbers: Tensor) -> Te
     stays at one address for tapes and graphs.
     """
     _check(y, x, updates, numbers)
+    matrices = updates.down, updates.up, updates.parts
+    if x.is_cuda:
+        from baton.kernels.products import low_rank_gpu as gpu  # Triton, which CPUs do without
+
+        gpu.add_low_rank_(y, x, *matrices, numbers)
+        return y
+    if runs(x):
+        cpu.add_low_rank_(y, x, *matrices, numbers)
+        return y
     return y.copy_(reference(y, x, updates, numbers))
 
 
@@ -79,8 +91,10 @@ def _check(y: Tensor, x: Tensor, updates: LowRank, numbers: Tensor) -> None:
                 f"{name} must be [{len(x)}, {items}] {dtype} on {device}, as the updates are: "
                 f"{tuple(tensor.shape)} {tensor.dtype} on {tensor.device}"
             )
-    if not y.is_contiguous():
-        raise ValueError(f"y is updated in place, and must be contiguous: {y.stride()=}")
+    if not y.is_contiguous() or x.stride(1) != 1:
+        raise ValueError(
+            f"y must be contiguous, and x have adjacent inputs: {y.stride()=} {x.stride()=}"
+        )
     if numbers.dim() != 1 or len(numbers) < len(x) or not numbers.is_contiguous():
         raise ValueError(f"a number for each of {len(x)} rows is wanted: {numbers.shape=}")
     if numbers.dtype is not torch.int64 or numbers.device != device:

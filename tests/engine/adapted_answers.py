@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.engine.model_runs import make_prompt
@@ -18,12 +19,14 @@ NAMES = ("", "first", "second")
 MODULES = (*ATTENTION, *FEED_FORWARD)
 
 
-def adapted(family: str, path: Path) -> tuple[Path, dict[str, Path], list[list[int]]]:
+def adapted(
+    family: str, path: Path, modules: Sequence[str] = MODULES
+) -> tuple[Path, dict[str, Path], list[list[int]]]:
     """Base, adapters, and the answers to each prompt with each of `NAMES`."""
     base = FAMILIES[family](path / "base")
     folders = {
-        name: make_adapter(base, path / name, modules, seed=seed)
-        for seed, (name, modules) in enumerate((("first", MODULES), ("second", ["v_proj"])))
+        name: make_adapter(base, path / name, changed, seed=seed)
+        for seed, (name, changed) in enumerate((("first", modules), ("second", modules[-1:])))
     }
     expected = [
         peft_greedy(base, folders[name], prompt, MAX_TOKENS)

@@ -58,7 +58,8 @@ def graphs_of(
     capture: ComputingCapture | None = None,
     taps: AuxHiddenStates | None = None,
 ) -> DecodeGraphs:
-    batch = StaticBatch(limits, runner.cache.layout.block_size)
+    has_adapters = runner.model.adapters.exist
+    batch = StaticBatch(limits, runner.cache.layout.block_size, has_adapters=has_adapters)
     return DecodeGraphs(captured_model(runner, spare_block, capture, taps), batch)
 
 
