@@ -45,10 +45,11 @@ class PooledUsage(msgspec.Struct, kw_only=True):
     total_tokens: int
 
 
-def order_of(request: Request, body: PooledBody) -> PoolingRequest:
+def order_of(request: Request, body: PooledBody, adapter: str) -> PoolingRequest:
     return PoolingRequest(
         request_id=request.state.request_id,
         priority=body.priority,
+        adapter=adapter,
         cache_salt=body.cache_salt or "",
         caller=request.state.caller,
     )
