@@ -1,6 +1,6 @@
 """Finds the folders of a deployment's LoRA adapters.
 
-adapters: {sql: org/sql-lora}  ->  {"sql": /root/.cache/baton/models/org-sql-lora-.../1a2b3c}
+adapters: {sql: org/sql-lora}  ->  {"sql": ~/.cache/baton/models/org-sql-lora-.../1a2b3c}
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ def find_adapters(
     report: DownloadReport | None = None,
     peers: Peers | None = None,
 ) -> dict[str, Path]:
-    """Folders on this node by name, fetched if they must be; in the order of their names, on which
-    the fingerprint of a model with adapters depends. Raises CheckpointError, naming the adapter."""
+    """Folders on this node by name, fetched if they must be. Raises CheckpointError, naming the
+    adapter."""
     folders: dict[str, Path] = {}
-    for name, where in sorted(config.adapters.items()):
+    for name, where in config.adapters.items():
         try:
             folders[name] = find_adapter(where, report=report, peers=peers)
         except CheckpointError as error:
@@ -41,6 +41,6 @@ def with_adapters(
 
 
 def folders_here(config: DeploymentConfig) -> dict[str, Path]:
-    """The adapters that are folders on this machine, by name, in the order of `find_adapters`."""
-    paths = {name: Path(where).expanduser() for name, where in sorted(config.adapters.items())}
+    """The adapters that are folders on this machine, by name."""
+    paths = {name: Path(where).expanduser() for name, where in config.adapters.items()}
     return {name: path for name, path in paths.items() if path.is_dir()}

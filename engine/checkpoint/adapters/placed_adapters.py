@@ -136,8 +136,8 @@ def place_adapters(
     config: ModelConfig,
     placements: Sequence[WeightPlacement],
 ) -> PlacedAdapters:
-    """Read the adapters' folders, by the names in requests, and find the layers that they change;
-    `model` and `placements` are those of the whole model.
+    """Read the adapters' folders, by the names in requests and in the order of these, and find the
+    layers that they change; `model` and `placements` are those of the whole model.
 
     Raises CheckpointError, naming adapter and layer, for a layer that the model does not have, that
     has another shape, or that takes no adapters.
@@ -149,7 +149,7 @@ def place_adapters(
         if placement.source.endswith(WEIGHT)
     }
     short = {layer.removeprefix(base_prefix): found for layer, found in by_layer.items()}
-    adapters = [read_adapter(name, folder) for name, folder in folders.items()]
+    adapters = [read_adapter(name, folder) for name, folder in sorted(folders.items())]
     updates: defaultdict[str, list[PlacedUpdate]] = defaultdict(list)
     for number, adapter in enumerate(adapters):
         for update in adapter.updates:
