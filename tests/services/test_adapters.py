@@ -48,7 +48,7 @@ class Watched:
             self.run[role] |= {chunk.adapter for chunk in chunks}
             return forward(chunks, *args)
 
-        runner.forward = noted  # type: ignore[method-assign]
+        runner.forward = noted  # type: ignore[assignment, method-assign]
         return Engine(runner, config)
 
 
