@@ -170,7 +170,7 @@ class GenerateRequest(message.Message):
     SESSION_ID_FIELD_NUMBER: builtins.int
     RETURN_PROGRESS_FIELD_NUMBER: builtins.int
     model: builtins.str
-    """empty: the only model served"""
+    """empty: the model served, without adapters"""
     text: builtins.str
     request_id: builtins.str
     """empty: drawn by the gateway"""

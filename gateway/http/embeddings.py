@@ -30,7 +30,7 @@ from baton.gateway.requests.unsupported import Label
 
 class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
-    """The one that is served, which is also the default."""
+    """The one that is served, which is also the default, or one of its LoRA adapters."""
     input: Annotated[
         str | list[Any] | None,
         Meta(description="A text, a list of token ids, or a list of either."),

@@ -14,7 +14,7 @@ from baton.gateway.requests.unsupported import Label
 
 class PooledBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
-    """The one that is served, which is also the default."""
+    """The one that is served, which is also the default, or one of its LoRA adapters."""
     truncate_prompt_tokens: Annotated[
         int | None,
         Meta(

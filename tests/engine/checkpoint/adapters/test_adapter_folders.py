@@ -131,6 +131,19 @@ def test_a_bin_file_is_read_as_well_and_any_change_has_another_fingerprint(tmp_p
     assert len(names) == 5
 
 
+def test_the_order_in_which_adapters_are_listed_makes_no_difference(tmp_path: Path) -> None:
+    base = make_llama(tmp_path / "base")
+    folders = {name: make_adapter(base, tmp_path / name, ["q_proj"]) for name in ("fr", "sql")}
+    folders["sql"] = make_adapter(base, tmp_path / "other", ["q_proj"], seed=1)
+
+    one, other = (
+        load_model(base, adapters=dict(order)).info
+        for order in (folders.items(), reversed(folders.items()))
+    )
+
+    assert one == other and one.adapters == ("fr", "sql")
+
+
 def test_an_adapter_that_an_engine_does_not_have_is_refused(tmp_path: Path) -> None:
     base = make_llama(tmp_path / "base")
     folder = make_adapter(base, tmp_path / "sql", ATTENTION)
