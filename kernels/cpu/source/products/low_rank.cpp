@@ -3,8 +3,8 @@
 //   inner = x D^T       a sum is one vector along K, which is added up at its end
 //   y    += inner U     outputs lie along vectors, and are summed in the order of ranks
 //
-// Rows are ordered by adapter and cut into blocks, so that a matrix is read once for several rows. No order of additions
-// depends on the other rows of a block. Without any adapter in the pass nothing is shared out.
+// Rows are ordered by adapter and cut into blocks, so that a matrix is read once for several rows. The order of
+// additions does not depend on the other rows of a block. If no row has an adapter, no thread waits for another.
 #include <algorithm>
 
 #include "linear_tile.h"
@@ -59,8 +59,8 @@ struct Grouping {
     const auto has_adapter = [&](int64_t row) { return uint64_t(numbers[row] - 1) < uint64_t(num_adapters); };
     for (int64_t row = 0; row < all_rows; row++) num_rows += has_adapter(row);
     if (num_rows == 0) return;
-    const size_t bytes = size_t(num_rows) * (sizeof(Block) + sizeof(int64_t)) + size_t(num_adapters + 1) * sizeof(int64_t);
-    blocks = static_cast<Block*>(work.scratch(bytes));
+    const int64_t num_words = num_rows + num_adapters + 1;
+    blocks = static_cast<Block*>(work.scratch(size_t(num_rows) * sizeof(Block) + size_t(num_words) * sizeof(int64_t)));
     rows = reinterpret_cast<int64_t*>(blocks + num_rows);
     int64_t* ends = rows + num_rows;  // of the rows before each adapter at first
     std::fill(ends, ends + num_adapters + 1, 0);
@@ -232,11 +232,14 @@ void sum_tile(const float* const* inner, Span ranks, const T* up, int64_t num_co
       for (int v = 0; v < VECTORS; v++) all[i][v] = load_lanes(sums + i * CHUNK_COLUMNS + v * LANES);
   for (int64_t rank = ranks.begin; rank < ranks.end; rank++) {
     const T* from = up + rank * num_columns;
-    T part[UNIT] = {};
-    if (VECTORS == UNIT_VECTORS && count < UNIT)
+    T part[UNIT];
+    if (VECTORS == UNIT_VECTORS && count < UNIT) {
+      std::fill(part, part + UNIT, T{});
       from = static_cast<const T*>(memcpy(part, from, size_t(count) * sizeof(T)));
-    else
-      for (int v = 0; v < VECTORS * LANES; v += 64 / int(sizeof(T))) __builtin_prefetch(from + VECTORS * LANES + v, 0, 3);
+    } else {
+      constexpr int LINE_ITEMS = 64 / int(sizeof(T));
+      for (int v = 0; v < VECTORS * LANES; v += LINE_ITEMS) __builtin_prefetch(from + VECTORS * LANES + v, 0, 3);
+    }
     Lanes u[VECTORS];
     load_columns(from, u);
 #pragma GCC unroll 8
@@ -265,8 +268,8 @@ void add_to(T* y, const float* sums, int64_t width) {
 // Updates of some rows in a chunk of columns, a few ranks after the other, because memory is read fastest in a few long
 // runs.
 template <int ROWS, typename T>
-void update_rows(int64_t count, const float* const* inner, int64_t rank, const T* up, int64_t num_columns, int64_t width,
-                 T* const* y) {
+void update_rows(int64_t count, const float* const* inner, int64_t rank, const T* up, int64_t num_columns,
+                 int64_t width, T* const* y) {
   if constexpr (ROWS > 1) {
     if (count < ROWS) return update_rows<ROWS - 1>(count, inner, rank, up, num_columns, width, y);
   }
@@ -341,7 +344,7 @@ class Update {
  private:
   int64_t chunks_of(int64_t part) const { return (args_.parts[part] + CHUNK_COLUMNS - 1) / CHUNK_COLUMNS; }
 
-  // Calls compute(block, part of its work) for all; a part reads so many bytes of a matrix.
+  // Calls compute(block, part of its work) for all of them; a part reads so many bytes of a matrix.
   template <typename Compute>
   void for_each(int64_t parts_of_block, int64_t bytes, const Compute& compute) {
     const int64_t num_items = grouped_.num_blocks * parts_of_block;
