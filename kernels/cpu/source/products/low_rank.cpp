@@ -29,11 +29,12 @@ struct LowRankArgs : Args {
 };
 
 constexpr int64_t BLOCK_ROWS = 16;
-constexpr int64_t CHUNK_COLUMNS = 512;  // of an item of work
-constexpr int64_t SLICE_RANKS = 16;     // whose rows of U are read at a time
-constexpr int64_t UNIT = 32;            // columns that are computed together at least
+constexpr int64_t MAX_CHUNK = 1024;  // columns of an item of work
+constexpr int64_t MIN_CHUNK = 256;
+constexpr int64_t SUMS_STRIDE = MAX_CHUNK + 32;  // not a multiple of a page, or rows would evict one another
+constexpr int64_t UNIT = 32;  // columns that are computed together at least
 constexpr int UNIT_VECTORS = UNIT / LANES;
-constexpr int PER_16 = 16 / LANES;      // vectors of 16 floats
+constexpr int PER_16 = 16 / LANES;  // vectors of 16 floats
 
 #if defined(__AVX512F__)
 constexpr int DOT_ROWS = 4, DOT_RANKS = 4, ADD_ROWS = 4;
@@ -42,6 +43,8 @@ constexpr int DOT_ROWS = 2, DOT_RANKS = 2, ADD_ROWS = 2;
 #else
 constexpr int DOT_ROWS = 1, DOT_RANKS = 2, ADD_ROWS = 1;
 #endif
+// Ranks whose rows of U are read at a time. A single row waits for memory, which is read fastest in a few long runs.
+constexpr int64_t slice_of(int rows) { return rows == 1 ? 8 : 16; }
 // A single row has more columns at a time, because more sums must be on their way than a vector unit has stages.
 constexpr int vectors_at_once(int rows) { return rows == 1 ? std::max(8, UNIT_VECTORS) : std::max(4, UNIT_VECTORS); }
 
@@ -229,7 +232,7 @@ void sum_tile(const float* const* inner, Span ranks, const T* up, int64_t num_co
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 8
-      for (int v = 0; v < VECTORS; v++) all[i][v] = load_lanes(sums + i * CHUNK_COLUMNS + v * LANES);
+      for (int v = 0; v < VECTORS; v++) all[i][v] = load_lanes(sums + i * SUMS_STRIDE + v * LANES);
   for (int64_t rank = ranks.begin; rank < ranks.end; rank++) {
     const T* from = up + rank * num_columns;
     T part[UNIT];
@@ -250,7 +253,7 @@ void sum_tile(const float* const* inner, Span ranks, const T* up, int64_t num_co
 #pragma GCC unroll 8
   for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 8
-    for (int v = 0; v < VECTORS; v++) memcpy(sums + i * CHUNK_COLUMNS + v * LANES, &all[i][v], sizeof(Lanes));
+    for (int v = 0; v < VECTORS; v++) memcpy(sums + i * SUMS_STRIDE + v * LANES, &all[i][v], sizeof(Lanes));
 }
 
 template <typename T>
@@ -265,8 +268,7 @@ void add_to(T* y, const float* sums, int64_t width) {
   }
 }
 
-// Updates of some rows in a chunk of columns, a few ranks after the other, because memory is read fastest in a few long
-// runs.
+// Updates of some rows in a chunk of columns, a slice of ranks after the other.
 template <int ROWS, typename T>
 void update_rows(int64_t count, const float* const* inner, int64_t rank, const T* up, int64_t num_columns,
                  int64_t width, T* const* y) {
@@ -274,9 +276,10 @@ void update_rows(int64_t count, const float* const* inner, int64_t rank, const T
     if (count < ROWS) return update_rows<ROWS - 1>(count, inner, rank, up, num_columns, width, y);
   }
   constexpr int VECTORS = vectors_at_once(ROWS);
-  alignas(64) float sums[ROWS][CHUNK_COLUMNS];
-  for (int64_t first = 0; first < rank; first += SLICE_RANKS) {
-    const Span ranks{first, std::min(first + SLICE_RANKS, rank)};
+  constexpr int64_t SLICE = slice_of(ROWS);
+  alignas(64) float sums[ROWS][SUMS_STRIDE];
+  for (int64_t first = 0; first < rank; first += SLICE) {
+    const Span ranks{first, std::min(first + SLICE, rank)};
     int64_t column = 0;
     for (; column + VECTORS * LANES <= width; column += VECTORS * LANES)
       sum_tile<ROWS, VECTORS>(inner, ranks, up + column, num_columns, VECTORS * LANES, sums[0] + column);
@@ -291,10 +294,10 @@ class Update {
  public:
   Update(const LowRankArgs<T>& args, const Grouping& grouped, Work& work)
       : args_(args), grouped_(grouped), work_(work), num_sums_(args.num_parts * args.rank) {
-    for (int64_t part = 0; part < args.num_parts; part++) {
-      num_columns_ += args.parts[part];
-      num_chunks_ += chunks_of(part);
-    }
+    for (int64_t part = 0; part < args.num_parts; part++) num_columns_ += args.parts[part];
+    // Long runs for few rows; for more, sums that stay in the first cache; and something for each thread to do.
+    chunk_ = grouped.num_rows > 2 * grouped.num_blocks ? MAX_CHUNK / 2 : MAX_CHUNK;
+    while (chunk_ > MIN_CHUNK && grouped.num_blocks * num_columns_ < 2 * work.num_threads() * chunk_) chunk_ /= 2;
     inner_ = static_cast<float*>(work.shared(size_t(grouped.num_rows * num_sums_) * sizeof(float)));
   }
 
@@ -318,15 +321,17 @@ class Update {
   }
 
   void multiply_up() {
-    const int64_t bytes = CHUNK_COLUMNS * args_.rank * int64_t(sizeof(T));
-    for_each(num_chunks_, bytes, [&](const Grouping::Block& block, int64_t chunk) {
+    const int64_t bytes = chunk_ * args_.rank * int64_t(sizeof(T));
+    int64_t num_chunks = 0;
+    for (int64_t part = 0; part < args_.num_parts; part++) num_chunks += chunks_of(part);
+    for_each(num_chunks, bytes, [&](const Grouping::Block& block, int64_t chunk) {
       int64_t part = 0, start = 0;
       for (; chunk >= chunks_of(part); part++) {
         chunk -= chunks_of(part);
         start += args_.parts[part];
       }
-      const int64_t begin = chunk * CHUNK_COLUMNS;
-      const Span columns{start + begin, start + std::min(begin + CHUNK_COLUMNS, args_.parts[part])};
+      const int64_t begin = chunk * chunk_;
+      const Span columns{start + begin, start + std::min(begin + chunk_, args_.parts[part])};
       const T* up = args_.up + block.adapter * args_.rank * num_columns_ + columns.begin;
       for (int64_t from = 0; from < block.count; from += ADD_ROWS) {
         const int64_t count = std::min<int64_t>(ADD_ROWS, block.count - from);
@@ -342,7 +347,7 @@ class Update {
   }
 
  private:
-  int64_t chunks_of(int64_t part) const { return (args_.parts[part] + CHUNK_COLUMNS - 1) / CHUNK_COLUMNS; }
+  int64_t chunks_of(int64_t part) const { return (args_.parts[part] + chunk_ - 1) / chunk_; }
 
   // Calls compute(block, part of its work) for all of them; a part reads so many bytes of a matrix.
   template <typename Compute>
@@ -360,7 +365,8 @@ class Update {
   const Grouping& grouped_;
   Work& work_;
   int64_t num_sums_;  // of a row: P R
-  int64_t num_columns_ = 0, num_chunks_ = 0;
+  int64_t num_columns_ = 0;
+  int64_t chunk_;
   float* inner_;  // [rows with an adapter][P][R]
 };
 
