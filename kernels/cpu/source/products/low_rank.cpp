@@ -3,8 +3,8 @@
 //   inner = x D^T       a sum is one vector along K, which is added up at its end
 //   y    += inner U     outputs lie along vectors, and are summed in the order of ranks
 //
-// Rows are ordered by adapter and cut into blocks, so that a matrix is read once for several rows. No order of additions
-// depends on the other rows of a block. Without any adapter in the pass nothing is shared out.
+// Rows are ordered by adapter and cut into blocks, so that a matrix is read once for several rows. The order of
+// additions does not depend on the other rows of a block. If no row has an adapter, no thread waits for another.
 #include <algorithm>
 
 #include "linear_tile.h"
@@ -29,11 +29,12 @@ struct LowRankArgs : Args {
 };
 
 constexpr int64_t BLOCK_ROWS = 16;
-constexpr int64_t CHUNK_COLUMNS = 512;  // of an item of work
-constexpr int64_t SLICE_RANKS = 16;     // whose rows of U are read at a time
-constexpr int64_t UNIT = 32;            // columns that are computed together at least
+constexpr int64_t MAX_CHUNK = 1024;  // columns of an item of work
+constexpr int64_t MIN_CHUNK = 256;
+constexpr int64_t SUMS_STRIDE = MAX_CHUNK + 32;  // not a multiple of a page, or rows would evict one another
+constexpr int64_t UNIT = 32;  // columns that are computed together at least
 constexpr int UNIT_VECTORS = UNIT / LANES;
-constexpr int PER_16 = 16 / LANES;      // vectors of 16 floats
+constexpr int PER_16 = 16 / LANES;  // vectors of 16 floats
 
 #if defined(__AVX512F__)
 constexpr int DOT_ROWS = 4, DOT_RANKS = 4, ADD_ROWS = 4;
@@ -42,6 +43,8 @@ constexpr int DOT_ROWS = 2, DOT_RANKS = 2, ADD_ROWS = 2;
 #else
 constexpr int DOT_ROWS = 1, DOT_RANKS = 2, ADD_ROWS = 1;
 #endif
+// Ranks whose rows of U are read at a time. A single row waits for memory, which is read fastest in a few long runs.
+constexpr int64_t slice_of(int rows) { return rows == 1 ? 8 : 16; }
 // A single row has more columns at a time, because more sums must be on their way than a vector unit has stages.
 constexpr int vectors_at_once(int rows) { return rows == 1 ? std::max(8, UNIT_VECTORS) : std::max(4, UNIT_VECTORS); }
 
@@ -59,8 +62,8 @@ struct Grouping {
     const auto has_adapter = [&](int64_t row) { return uint64_t(numbers[row] - 1) < uint64_t(num_adapters); };
     for (int64_t row = 0; row < all_rows; row++) num_rows += has_adapter(row);
     if (num_rows == 0) return;
-    const size_t bytes = size_t(num_rows) * (sizeof(Block) + sizeof(int64_t)) + size_t(num_adapters + 1) * sizeof(int64_t);
-    blocks = static_cast<Block*>(work.scratch(bytes));
+    const int64_t num_words = num_rows + num_adapters + 1;
+    blocks = static_cast<Block*>(work.scratch(size_t(num_rows) * sizeof(Block) + size_t(num_words) * sizeof(int64_t)));
     rows = reinterpret_cast<int64_t*>(blocks + num_rows);
     int64_t* ends = rows + num_rows;  // of the rows before each adapter at first
     std::fill(ends, ends + num_adapters + 1, 0);
@@ -229,14 +232,17 @@ void sum_tile(const float* const* inner, Span ranks, const T* up, int64_t num_co
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 8
-      for (int v = 0; v < VECTORS; v++) all[i][v] = load_lanes(sums + i * CHUNK_COLUMNS + v * LANES);
+      for (int v = 0; v < VECTORS; v++) all[i][v] = load_lanes(sums + i * SUMS_STRIDE + v * LANES);
   for (int64_t rank = ranks.begin; rank < ranks.end; rank++) {
     const T* from = up + rank * num_columns;
-    T part[UNIT] = {};
-    if (VECTORS == UNIT_VECTORS && count < UNIT)
+    T part[UNIT];
+    if (VECTORS == UNIT_VECTORS && count < UNIT) {
+      std::fill(part, part + UNIT, T{});
       from = static_cast<const T*>(memcpy(part, from, size_t(count) * sizeof(T)));
-    else
-      for (int v = 0; v < VECTORS * LANES; v += 64 / int(sizeof(T))) __builtin_prefetch(from + VECTORS * LANES + v, 0, 3);
+    } else {
+      constexpr int LINE_ITEMS = 64 / int(sizeof(T));
+      for (int v = 0; v < VECTORS * LANES; v += LINE_ITEMS) __builtin_prefetch(from + VECTORS * LANES + v, 0, 3);
+    }
     Lanes u[VECTORS];
     load_columns(from, u);
 #pragma GCC unroll 8
@@ -247,7 +253,7 @@ void sum_tile(const float* const* inner, Span ranks, const T* up, int64_t num_co
 #pragma GCC unroll 8
   for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 8
-    for (int v = 0; v < VECTORS; v++) memcpy(sums + i * CHUNK_COLUMNS + v * LANES, &all[i][v], sizeof(Lanes));
+    for (int v = 0; v < VECTORS; v++) memcpy(sums + i * SUMS_STRIDE + v * LANES, &all[i][v], sizeof(Lanes));
 }
 
 template <typename T>
@@ -262,18 +268,18 @@ void add_to(T* y, const float* sums, int64_t width) {
   }
 }
 
-// Updates of some rows in a chunk of columns, a few ranks after the other, because memory is read fastest in a few long
-// runs.
+// Updates of some rows in a chunk of columns, a slice of ranks after the other.
 template <int ROWS, typename T>
-void update_rows(int64_t count, const float* const* inner, int64_t rank, const T* up, int64_t num_columns, int64_t width,
-                 T* const* y) {
+void update_rows(int64_t count, const float* const* inner, int64_t rank, const T* up, int64_t num_columns,
+                 int64_t width, T* const* y) {
   if constexpr (ROWS > 1) {
     if (count < ROWS) return update_rows<ROWS - 1>(count, inner, rank, up, num_columns, width, y);
   }
   constexpr int VECTORS = vectors_at_once(ROWS);
-  alignas(64) float sums[ROWS][CHUNK_COLUMNS];
-  for (int64_t first = 0; first < rank; first += SLICE_RANKS) {
-    const Span ranks{first, std::min(first + SLICE_RANKS, rank)};
+  constexpr int64_t SLICE = slice_of(ROWS);
+  alignas(64) float sums[ROWS][SUMS_STRIDE];
+  for (int64_t first = 0; first < rank; first += SLICE) {
+    const Span ranks{first, std::min(first + SLICE, rank)};
     int64_t column = 0;
     for (; column + VECTORS * LANES <= width; column += VECTORS * LANES)
       sum_tile<ROWS, VECTORS>(inner, ranks, up + column, num_columns, VECTORS * LANES, sums[0] + column);
@@ -288,10 +294,10 @@ class Update {
  public:
   Update(const LowRankArgs<T>& args, const Grouping& grouped, Work& work)
       : args_(args), grouped_(grouped), work_(work), num_sums_(args.num_parts * args.rank) {
-    for (int64_t part = 0; part < args.num_parts; part++) {
-      num_columns_ += args.parts[part];
-      num_chunks_ += chunks_of(part);
-    }
+    for (int64_t part = 0; part < args.num_parts; part++) num_columns_ += args.parts[part];
+    // Long runs for few rows; for more, sums that stay in the first cache; and something for each thread to do.
+    chunk_ = grouped.num_rows > 2 * grouped.num_blocks ? MAX_CHUNK / 2 : MAX_CHUNK;
+    while (chunk_ > MIN_CHUNK && grouped.num_blocks * num_columns_ < 2 * work.num_threads() * chunk_) chunk_ /= 2;
     inner_ = static_cast<float*>(work.shared(size_t(grouped.num_rows * num_sums_) * sizeof(float)));
   }
 
@@ -315,15 +321,17 @@ class Update {
   }
 
   void multiply_up() {
-    const int64_t bytes = CHUNK_COLUMNS * args_.rank * int64_t(sizeof(T));
-    for_each(num_chunks_, bytes, [&](const Grouping::Block& block, int64_t chunk) {
+    const int64_t bytes = chunk_ * args_.rank * int64_t(sizeof(T));
+    int64_t num_chunks = 0;
+    for (int64_t part = 0; part < args_.num_parts; part++) num_chunks += chunks_of(part);
+    for_each(num_chunks, bytes, [&](const Grouping::Block& block, int64_t chunk) {
       int64_t part = 0, start = 0;
       for (; chunk >= chunks_of(part); part++) {
         chunk -= chunks_of(part);
         start += args_.parts[part];
       }
-      const int64_t begin = chunk * CHUNK_COLUMNS;
-      const Span columns{start + begin, start + std::min(begin + CHUNK_COLUMNS, args_.parts[part])};
+      const int64_t begin = chunk * chunk_;
+      const Span columns{start + begin, start + std::min(begin + chunk_, args_.parts[part])};
       const T* up = args_.up + block.adapter * args_.rank * num_columns_ + columns.begin;
       for (int64_t from = 0; from < block.count; from += ADD_ROWS) {
         const int64_t count = std::min<int64_t>(ADD_ROWS, block.count - from);
@@ -339,9 +347,9 @@ class Update {
   }
 
  private:
-  int64_t chunks_of(int64_t part) const { return (args_.parts[part] + CHUNK_COLUMNS - 1) / CHUNK_COLUMNS; }
+  int64_t chunks_of(int64_t part) const { return (args_.parts[part] + chunk_ - 1) / chunk_; }
 
-  // Calls compute(block, part of its work) for all; a part reads so many bytes of a matrix.
+  // Calls compute(block, part of its work) for all of them; a part reads so many bytes of a matrix.
   template <typename Compute>
   void for_each(int64_t parts_of_block, int64_t bytes, const Compute& compute) {
     const int64_t num_items = grouped_.num_blocks * parts_of_block;
@@ -357,7 +365,8 @@ class Update {
   const Grouping& grouped_;
   Work& work_;
   int64_t num_sums_;  // of a row: P R
-  int64_t num_columns_ = 0, num_chunks_ = 0;
+  int64_t num_columns_ = 0;
+  int64_t chunk_;
   float* inner_;  // [rows with an adapter][P][R]
 };
 
