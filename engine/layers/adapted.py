@@ -9,6 +9,7 @@ a model at once (`PassAdapters`): a layer is given rows alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from threading import local
 
 from torch import Tensor
 
@@ -17,13 +18,22 @@ from baton.kernels.products.low_rank import LowRank, add_low_rank_
 
 
 class PassAdapters:
-    """The adapters of the rows of the present pass."""
+    """The adapters of the rows of the present pass: the one that this thread runs, as engines that
+    share a model have a thread each."""
 
     def __init__(self) -> None:
         self.exist = False
         """Whether the model has adapters at all."""
-        self.rows: RowAdapters | None = None
+        self._present = local()
+
+    @property
+    def rows(self) -> RowAdapters | None:
         """None: no row has one."""
+        return getattr(self._present, "rows", None)
+
+    @rows.setter
+    def rows(self, rows: RowAdapters | None) -> None:
+        self._present.rows = rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)

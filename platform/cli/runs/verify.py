@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,6 @@ from baton.kv_transfer.transports import usable_transports
 from baton.platform.cli.terminal.progress import weights_bar
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.models.adapter_folders import folders_here
-from baton.platform.replica.replica import Progress
 from baton.platform.verify.cases import CASES
 from baton.platform.verify.near_tie import gap_bound_of
 from baton.platform.verify.run import verify
@@ -50,17 +49,23 @@ def run(config: DeploymentConfig, folder: Path, trial: Trial, *, is_json: bool) 
     names = _chosen("--case", trial.cases, [case.name for case in CASES])
     device = find_device(config.device)
     with weights_bar(config.model_name) as progress:
-        loaded = _load(config, folder, device, progress)
-    # Layers read which row has which adapter from the model that they are in: two engines that run
-    # at once cannot share one.
-    prefilling = _load(config, folder, device) if config.adapters else loaded
-    loaded_by_role = {Role.DECODE: loaded, Role.PREFILL: prefilling}
+        loaded = load_model(
+            folder,
+            dtype=config.dtype,
+            device=device,
+            load_format=config.load_format,
+            quantize=config.quantize,
+            deterministic=config.deterministic,
+            streaming=config.streaming,
+            adapters=folders_here(config),
+            progress=progress,
+        )
     draft = load_draft(config.decode.speculation, folder, loaded, device)
     tolerance = trial.tolerance
     if tolerance is None:
         tolerance = gap_bound_of(loaded, device)
     verifying = verify(
-        partial(_make_engine, loaded_by_role, device, draft=draft),
+        partial(_make_engine, loaded, device, draft=draft),
         loaded.info,
         config,
         transports,
@@ -91,31 +96,10 @@ def _chosen(option: str, names: Sequence[str], known: Sequence[str]) -> Sequence
     return names or known
 
 
-def _load(
-    config: DeploymentConfig, folder: Path, device: str, progress: Progress | None = None
-) -> LoadedModel:
-    return load_model(
-        folder,
-        dtype=config.dtype,
-        device=device,
-        load_format=config.load_format,
-        quantize=config.quantize,
-        deterministic=config.deterministic,
-        streaming=config.streaming,
-        adapters=folders_here(config),
-        progress=progress,
-    )
-
-
 def _make_engine(
-    loaded_by_role: Mapping[Role, LoadedModel],
-    device: str,
-    role: Role,
-    config: EngineConfig,
-    *,
-    draft: Drafting | None,
+    loaded: LoadedModel, device: str, role: Role, config: EngineConfig, *, draft: Drafting | None
 ) -> Engine:
-    return engine_around(loaded_by_role[role], config, device, draft=draft)
+    return engine_around(loaded, config, device, draft=draft)
 
 
 async def _collect(verifying: AsyncIterator[Verdict]) -> list[Verdict]:
