@@ -351,14 +351,9 @@ def test_the_command_exits_with_1_when_tokens_differ(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def make_engine(
-        loaded: dict[Role, LoadedModel],
-        device: str,
-        role: Role,
-        config: EngineConfig,
-        *,
-        draft: None,
+        loaded: LoadedModel, device: str, role: Role, config: EngineConfig, *, draft: None
     ) -> Engine:
-        return shifted_prefill(loaded[role], role, config)
+        return shifted_prefill(loaded, role, config)
 
     monkeypatch.setattr("baton.platform.cli.runs.verify._make_engine", make_engine)
 
