@@ -92,7 +92,13 @@ def embeddings_from(response: pb.EmbedResponse) -> EmbeddingResult:
 
 def models_from(response: pb.ListModelsResponse) -> list[Model]:
     return [
-        Model(id=model.id, created=model.created, max_model_len=model.max_model_len)
+        Model(
+            id=model.id,
+            created=model.created,
+            max_model_len=model.max_model_len,
+            root=model.root,
+            parent=model.parent,
+        )
         for model in response.models
     ]
 

@@ -54,6 +54,8 @@ class Receipt:
     """Empty: the decode replica computed the prompt itself."""
     placement: str
     """The reason for its placement."""
+    adapter: str
+    """The LoRA adapter that it was computed with; empty: the model alone."""
     attempts: int
     cached_tokens: int
     """Tokens of the prompt found in a prefix cache."""
@@ -349,3 +351,7 @@ class Model:
     """Unix seconds."""
     max_model_len: int
     """Tokens of prompt and output together."""
+    root: str = ""
+    """The model's own name; of a LoRA adapter its folder, id or URL."""
+    parent: str = ""
+    """The model that an adapter adapts; empty for the model itself."""

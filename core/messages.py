@@ -60,7 +60,9 @@ class GenerateRequest:
     output: tuple[int, ...] = ()
     sampling: SamplingParams = field(default_factory=SamplingParams)
     salt: bytes = b""
-    """Keeps the KV blocks of one tenant from being shared with another."""
+    """Keeps the KV blocks of one tenant, or adapter, from being shared with another."""
+    adapter: str = ""
+    """The LoRA adapter that the model computes it with; empty: the model alone."""
     prefill: tuple[ReplicaAddress, ...] = ()
     """Prefill replicas to ask, best first. Empty: computed by D itself."""
     priority: int = 0
@@ -108,6 +110,8 @@ class PrefillRequest:
     output: tuple[int, ...] = ()
     sampling: SamplingParams = field(default_factory=SamplingParams)
     salt: bytes = b""
+    adapter: str = ""
+    """See `GenerateRequest`."""
     priority: int = 0
     tenant: str = ""
     cache_points: tuple[CachePoint, ...] = ()
@@ -217,6 +221,8 @@ class Receipt:
     """Empty when the prompt was computed by the decode replica."""
     placement: str = ""
     """Why the request ran where it ran, in words."""
+    adapter: str = ""
+    """The LoRA adapter that it was computed with; empty: the model alone."""
     attempts: int = 1
     prompt_tokens: int = 0
     cached_tokens: int = 0

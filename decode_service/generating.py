@@ -106,6 +106,7 @@ class Generating:
             output=output,
             sampling=self.message.sampling,
             salt=self.message.salt,
+            adapter=self.message.adapter,
             tenant=self.message.tenant,
             cache_points=self.message.cache_points,
             priority=self.message.priority,
@@ -145,6 +146,7 @@ class Generating:
         done, transfer = self.prefill, self.transfer
         return Receipt(
             decode_replica=replica_id,
+            adapter=self.message.adapter,
             prefill_replica=self.prefilled_by.replica_id if self.prefilled_by else "",
             prompt_tokens=len(self.message.prompt),
             cached_tokens=self._num_cached(),

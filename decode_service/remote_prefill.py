@@ -193,6 +193,7 @@ class RemotePrefill:
             output=message.output,
             sampling=message.sampling,
             salt=message.salt,
+            adapter=message.adapter,
             priority=message.priority,
             tenant=message.tenant,
             cache_points=message.cache_points,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypedDict, Unpack
 
@@ -48,6 +48,7 @@ class ModelOptions(TypedDict, total=False):
     quantize: str
     deterministic: bool
     streaming: Streaming | None
+    adapters: Mapping[str, Path]
 
 
 def assemble_engine(
@@ -162,9 +163,9 @@ def engine_around(
     draft: Drafting | None = None,
     join: FeatureJoin | None = None,
 ) -> Engine:
-    """A model may be in several engines: nothing is written to it. `draft` is the small model, or
-    the head, that drafts for it, if one does; `join` what a head elsewhere reads of it, if that is
-    not what the model gives. Raises InvalidConfig."""
+    """A model may be in several engines, each with a thread of its own. `draft` is the small model,
+    or the head, that drafts for it, if one does; `join` what a head elsewhere reads of it, if that
+    is not what the model gives. Raises InvalidConfig."""
     speculation = speculation_of(config, loaded.info, device, draft)  # KV has what that leaves
     head = join if draft is None or isinstance(draft, (LoadedModel, MedusaHeads)) else draft
     features = features_of(config, loaded, head, device)

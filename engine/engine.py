@@ -377,6 +377,7 @@ class Engine:
                     table_of(request.holder)[:num_blocks],
                     num_drafted + num_wanted,
                     request.open_slot,
+                    request.adapter_number,
                 )
             )
         return inputs
@@ -430,6 +431,8 @@ class Engine:
             eos_token_ids=self.info.eos_token_ids,
             max_model_len=self.max_len_for(request.tenant),
         )
+        if request.adapter:
+            request.adapter_number = 1 + self.info.adapters.index(request.adapter)
         self._request_by_id[request.request_id] = request
         self._scheduler.add(request)
 

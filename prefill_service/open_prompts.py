@@ -105,6 +105,7 @@ def _request(message: PrefillRequest) -> Request:
         output=list(message.output),
         sampling=message.sampling,
         salt=message.salt,
+        adapter=message.adapter,
         tenant=message.tenant,
         cache_points=message.cache_points,
         priority=message.priority,

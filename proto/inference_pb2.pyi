@@ -170,7 +170,7 @@ class GenerateRequest(message.Message):
     SESSION_ID_FIELD_NUMBER: builtins.int
     RETURN_PROGRESS_FIELD_NUMBER: builtins.int
     model: builtins.str
-    """empty: the only model served"""
+    """empty: the model served, without adapters"""
     text: builtins.str
     request_id: builtins.str
     """empty: drawn by the gateway"""
@@ -786,6 +786,7 @@ class Receipt(message.Message):
     PULLED_TOKENS_FIELD_NUMBER: builtins.int
     DRAFTED_TOKENS_FIELD_NUMBER: builtins.int
     ACCEPTED_TOKENS_FIELD_NUMBER: builtins.int
+    ADAPTER_FIELD_NUMBER: builtins.int
     decode_replica: builtins.str
     prefill_replica: builtins.str
     """empty: the decode replica computed the prompt itself"""
@@ -809,6 +810,8 @@ class Receipt(message.Message):
     """guessed, and computed besides to be verified"""
     accepted_tokens: builtins.int
     """those of them that were right"""
+    adapter: builtins.str
+    """the LoRA adapter; empty: the model alone"""
     @builtins.property
     def notes(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
     def __init__(
@@ -831,10 +834,11 @@ class Receipt(message.Message):
         pulled_tokens: builtins.int = ...,
         drafted_tokens: builtins.int = ...,
         accepted_tokens: builtins.int = ...,
+        adapter: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["accepted_tokens", b"accepted_tokens", "attempts", b"attempts", "cache_write_tokens", b"cache_write_tokens", "cached_tokens", b"cached_tokens", "computed_tokens", b"computed_tokens", "decode_ms", b"decode_ms", "decode_replica", b"decode_replica", "drafted_tokens", b"drafted_tokens", "kv_bytes", b"kv_bytes", "notes", b"notes", "placement", b"placement", "prefill_ms", b"prefill_ms", "prefill_replica", b"prefill_replica", "pulled_tokens", b"pulled_tokens", "queue_ms", b"queue_ms", "transfer_ms", b"transfer_ms", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["accepted_tokens", b"accepted_tokens", "adapter", b"adapter", "attempts", b"attempts", "cache_write_tokens", b"cache_write_tokens", "cached_tokens", b"cached_tokens", "computed_tokens", b"computed_tokens", "decode_ms", b"decode_ms", "decode_replica", b"decode_replica", "drafted_tokens", b"drafted_tokens", "kv_bytes", b"kv_bytes", "notes", b"notes", "placement", b"placement", "prefill_ms", b"prefill_ms", "prefill_replica", b"prefill_replica", "pulled_tokens", b"pulled_tokens", "queue_ms", b"queue_ms", "transfer_ms", b"transfer_ms", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1436,21 +1440,29 @@ class Model(message.Message):
     ID_FIELD_NUMBER: builtins.int
     CREATED_FIELD_NUMBER: builtins.int
     MAX_MODEL_LEN_FIELD_NUMBER: builtins.int
+    ROOT_FIELD_NUMBER: builtins.int
+    PARENT_FIELD_NUMBER: builtins.int
     id: builtins.str
     created: builtins.int
     """Unix seconds"""
     max_model_len: builtins.int
     """tokens of prompt and output together"""
+    root: builtins.str
+    """the model's own name; of an adapter its folder, id or URL"""
+    parent: builtins.str
+    """the model that an adapter adapts; empty for the model itself"""
     def __init__(
         self,
         *,
         id: builtins.str = ...,
         created: builtins.int = ...,
         max_model_len: builtins.int = ...,
+        root: builtins.str = ...,
+        parent: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["created", b"created", "id", b"id", "max_model_len", b"max_model_len"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["created", b"created", "id", b"id", "max_model_len", b"max_model_len", "parent", b"parent", "root", b"root"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -414,6 +414,7 @@ class GenerateRequest(message.Message):
     TRACEPARENT_FIELD_NUMBER: builtins.int
     PARKING_FIELD_NUMBER: builtins.int
     TRACESTATE_FIELD_NUMBER: builtins.int
+    ADAPTER_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     attempt: builtins.int
     salt: builtins.bytes
@@ -425,6 +426,8 @@ class GenerateRequest(message.Message):
     traceparent: builtins.str
     """the W3C's; empty: nothing is traced"""
     tracestate: builtins.str
+    adapter: builtins.str
+    """the LoRA adapter; empty: the model alone"""
     @builtins.property
     def prompt(self) -> containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @builtins.property
@@ -459,10 +462,11 @@ class GenerateRequest(message.Message):
         traceparent: builtins.str = ...,
         parking: Parking | None = ...,
         tracestate: builtins.str = ...,
+        adapter: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["_time_left_ms", b"_time_left_ms", "parking", b"parking", "sampling", b"sampling", "source", b"source", "time_left_ms", b"time_left_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_time_left_ms", b"_time_left_ms", "attempt", b"attempt", "cache_points", b"cache_points", "is_moving", b"is_moving", "output", b"output", "parking", b"parking", "pooling", b"pooling", "prefill", b"prefill", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "source", b"source", "tenant", b"tenant", "time_left_ms", b"time_left_ms", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_time_left_ms", b"_time_left_ms", "adapter", b"adapter", "attempt", b"attempt", "cache_points", b"cache_points", "is_moving", b"is_moving", "output", b"output", "parking", b"parking", "pooling", b"pooling", "prefill", b"prefill", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "source", b"source", "tenant", b"tenant", "time_left_ms", b"time_left_ms", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__time_left_ms: _TypeAlias = typing.Literal["time_left_ms"]  # noqa: Y015
     _WhichOneofArgType__time_left_ms: _TypeAlias = typing.Literal["_time_left_ms", b"_time_left_ms"]  # noqa: Y015
@@ -680,6 +684,7 @@ class Receipt(message.Message):
     PULLED_TOKENS_FIELD_NUMBER: builtins.int
     DRAFTED_TOKENS_FIELD_NUMBER: builtins.int
     ACCEPTED_TOKENS_FIELD_NUMBER: builtins.int
+    ADAPTER_FIELD_NUMBER: builtins.int
     decode_replica: builtins.str
     prefill_replica: builtins.str
     placement: builtins.str
@@ -698,6 +703,7 @@ class Receipt(message.Message):
     pulled_tokens: builtins.int
     drafted_tokens: builtins.int
     accepted_tokens: builtins.int
+    adapter: builtins.str
     @builtins.property
     def notes(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
     def __init__(
@@ -722,10 +728,11 @@ class Receipt(message.Message):
         pulled_tokens: builtins.int = ...,
         drafted_tokens: builtins.int = ...,
         accepted_tokens: builtins.int = ...,
+        adapter: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["accepted_tokens", b"accepted_tokens", "attempts", b"attempts", "cache_write_tokens", b"cache_write_tokens", "cached_tokens", b"cached_tokens", "computed_tokens", b"computed_tokens", "decode_ms", b"decode_ms", "decode_replica", b"decode_replica", "drafted_tokens", b"drafted_tokens", "kv_bytes", b"kv_bytes", "notes", b"notes", "output_tokens", b"output_tokens", "placement", b"placement", "prefill_ms", b"prefill_ms", "prefill_replica", b"prefill_replica", "prompt_tokens", b"prompt_tokens", "pulled_tokens", b"pulled_tokens", "queue_ms", b"queue_ms", "transfer_ms", b"transfer_ms", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["accepted_tokens", b"accepted_tokens", "adapter", b"adapter", "attempts", b"attempts", "cache_write_tokens", b"cache_write_tokens", "cached_tokens", b"cached_tokens", "computed_tokens", b"computed_tokens", "decode_ms", b"decode_ms", "decode_replica", b"decode_replica", "drafted_tokens", b"drafted_tokens", "kv_bytes", b"kv_bytes", "notes", b"notes", "output_tokens", b"output_tokens", "placement", b"placement", "prefill_ms", b"prefill_ms", "prefill_replica", b"prefill_replica", "prompt_tokens", b"prompt_tokens", "pulled_tokens", b"pulled_tokens", "queue_ms", b"queue_ms", "transfer_ms", b"transfer_ms", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -894,6 +901,7 @@ class PrefillRequest(message.Message):
     WANTS_PROGRESS_FIELD_NUMBER: builtins.int
     TRACESTATE_FIELD_NUMBER: builtins.int
     JOINS_PROGRESS_FIELD_NUMBER: builtins.int
+    ADAPTER_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     transfer_id: builtins.str
     receiver_epoch: builtins.str
@@ -910,6 +918,7 @@ class PrefillRequest(message.Message):
     tracestate: builtins.str
     joins_progress: builtins.bool
     """a grant that comes at once stands for the progress before it"""
+    adapter: builtins.str
     @builtins.property
     def layout(self) -> kv_pb2.KvLayout: ...
     @builtins.property
@@ -944,10 +953,11 @@ class PrefillRequest(message.Message):
         wants_progress: builtins.bool = ...,
         tracestate: builtins.str = ...,
         joins_progress: builtins.bool = ...,
+        adapter: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["layout", b"layout", "sampling", b"sampling", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["cache_points", b"cache_points", "gateway_epoch", b"gateway_epoch", "joins_progress", b"joins_progress", "layout", b"layout", "output", b"output", "priority", b"priority", "prompt", b"prompt", "receiver_epoch", b"receiver_epoch", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "sender_epoch", b"sender_epoch", "source", b"source", "tenant", b"tenant", "time_left_ms", b"time_left_ms", "traceparent", b"traceparent", "tracestate", b"tracestate", "transfer_id", b"transfer_id", "wants_progress", b"wants_progress"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter", b"adapter", "cache_points", b"cache_points", "gateway_epoch", b"gateway_epoch", "joins_progress", b"joins_progress", "layout", b"layout", "output", b"output", "priority", b"priority", "prompt", b"prompt", "receiver_epoch", b"receiver_epoch", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "sender_epoch", b"sender_epoch", "source", b"source", "tenant", b"tenant", "time_left_ms", b"time_left_ms", "traceparent", b"traceparent", "tracestate", b"tracestate", "transfer_id", b"transfer_id", "wants_progress", b"wants_progress"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

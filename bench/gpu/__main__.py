@@ -67,10 +67,12 @@ def _check(report: Report, device: str) -> None:
     from bench.gpu.attention_cases import attention_cases
     from bench.gpu.cases import SMALL, cases
     from bench.gpu.expert_cases import expert_cases
+    from bench.gpu.low_rank_cases import low_rank_cases
 
     dtype = torch.bfloat16
-    for case in (*cases(SMALL, device, dtype), *expert_cases(SMALL, device, dtype)):
-        report.check(case)
+    for make in (cases, expert_cases, low_rank_cases):
+        for case in make(SMALL, device, dtype):
+            report.check(case)
     for case in attention_cases(device, is_small=True, dtype=dtype):
         report.check(case)
 
@@ -84,14 +86,16 @@ def _timings(report: Report, device: str) -> list[Callable[[], None]]:
     from bench.gpu.clock import Clock
     from bench.gpu.engine import LLAMA_8B, LLAMA_70B, EngineBench, dummy_model, fp8_model
     from bench.gpu.expert_cases import expert_cases
+    from bench.gpu.low_rank_cases import low_rank_cases
     from bench.gpu.transformers import transformers_rows
 
     clock = Clock(torch.device(device))
     ceilings = report.ceilings = clock.ceilings()
 
     def kernels() -> None:
-        for case in (*cases(REAL, device), *expert_cases(REAL, device)):
-            report.time(case, clock)
+        for make in (cases, expert_cases, low_rank_cases):
+            for case in make(REAL, device):
+                report.time(case, clock)
 
     def attention() -> None:
         for case in attention_cases(device, is_small=False, dtype=torch.bfloat16):

@@ -2,6 +2,7 @@
 
     products     bfloat16, int8 and int4 weights, 1 to 512 rows
     greedy       the best of 98,304 tokens without all logits, beside what these take at least
+    low_rank     updates by adapters (LoRA) of rank 16, and the products with the weights themselves
     attention    one new token, 32 new tokens after a long prefix, and prompts, by KV dtype; one
                  long context with two threads (in wall time)
     limits       a read of 256 MiB, and torch's matrix product (in int8 for quantised weights), in

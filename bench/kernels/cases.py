@@ -17,9 +17,12 @@ from baton.core.kv_layout import KvLayout
 from baton.engine.batch.static_batch import PassLimits
 from baton.engine.memory.kv_cache import KvCache
 from baton.kernels.attention.layer_kv import LayerKv
+from baton.kernels.cpu import tape as tapes
+from baton.kernels.cpu.operators import Pass
 from baton.kernels.paging.sequences import Sequences
 from baton.kernels.products import int4_weight, int8_weight, packed_weight
 from baton.kernels.products.linear import linear
+from baton.kernels.products.low_rank import LowRank, add_low_rank_
 from baton.kernels.products.vocabulary_screen import VocabularyScreen
 from baton.kernels.products.weight import PreparedWeight
 
@@ -27,6 +30,9 @@ WIDTH, NUM_OUTPUTS, LARGE_OUTPUTS = 1024, 6144, 16 * 6144
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK = 16, 8, 128, 16
 ROWS = (1, 4, 8, 16, 32, 512)
 GREEDY_ROWS = (1, 4, 16, 32)
+QKV, RANK = (2048, 1024, 1024), 16
+UPDATES = ((1, 1), (32, 1), (32, 32), (512, 1))
+"""Rows with low-rank updates, and adapters of them."""
 FEW_ROWS = 32
 """With up to so many rows a product is bound by reading its weight from memory."""
 WRITE_TOKENS = 1024
@@ -59,6 +65,10 @@ def cases() -> Iterator[Case]:
             yield _product(kind, rows)
     for rows in GREEDY_ROWS:
         yield _greedy(rows)
+    for rows, adapters in UPDATES:
+        yield _low_rank(rows, adapters)
+        if adapters == 1:
+            yield _base_product(rows)
     for kind in KV_DTYPES:
         for requests, context, new in CONTEXTS:
             yield _attention(kind, requests, context, new)
@@ -98,6 +108,65 @@ def _greedy(rows: int) -> Case:
         flops=2.0 * rows * LARGE_OUTPUTS * WIDTH,
         make=make,
     )
+
+
+def _low_rank(rows: int, adapters: int) -> Case:
+    """Updates of as many weights as `_base_product` multiplies by, larger together than the CPU's
+    caches. They are on a tape, since Python would take as long as an update of one row."""
+    count = _num_weights(rows)
+
+    def make() -> Callable[[], object]:
+        num_tensors = count // adapters if rows <= FEW_ROWS else 1
+        updates = [
+            LowRank(
+                torch.randn(adapters, len(QKV), RANK, WIDTH).bfloat16(),
+                torch.randn(adapters, RANK, sum(QKV)).bfloat16() / 1024,
+                QKV,
+            )
+            for _ in range(num_tensors)
+        ]
+        num_tokens = tapes.NUM_TOKENS
+        x = torch.randn(max(rows, num_tokens), WIDTH).bfloat16()
+        y = torch.zeros(num_tokens, sum(QKV)).bfloat16()
+        numbers = torch.arange(len(x)) % adapters + 1
+        with tapes.Recorder() as recorder:
+            for i in range(count):
+                add_low_rank_(y, x[:num_tokens], updates[i % num_tensors], numbers)
+        tape = recorder.tape(y, max_tokens=len(x), max_outputs=1)
+        return lambda: tape.play(Pass(num_tokens=rows))
+
+    items = RANK * (len(QKV) * WIDTH + sum(QKV))
+    return Case(
+        name=f"low_rank bf16, {rows} rows, {adapters} adapters, {count} weights",
+        arithmetic="bf16",
+        num_bytes=2.0 * count * adapters * items,
+        flops=2.0 * count * rows * items,
+        make=make,
+    )
+
+
+def _base_product(rows: int) -> Case:
+    count = _num_weights(rows)
+
+    def make() -> Callable[[], object]:
+        packed = [
+            packed_weight.pack(torch.randn(sum(QKV), WIDTH).bfloat16())
+            for _ in range(min(count, 8))
+        ]
+        x = torch.randn(rows, WIDTH).bfloat16()
+        return lambda: [linear(x, packed[i % len(packed)]) for i in range(count)]
+
+    return Case(
+        name=f"low_rank base product, {rows} rows, {count} weights",
+        arithmetic="bf16",
+        num_bytes=2.0 * count * sum(QKV) * WIDTH,
+        flops=2.0 * count * rows * sum(QKV) * WIDTH,
+        make=make,
+    )
+
+
+def _num_weights(rows: int) -> int:
+    return 256 if rows <= FEW_ROWS else 4
 
 
 @cache

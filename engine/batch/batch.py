@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from baton.engine.batch.row_adapters import RowAdapters, adapter_numbers
 from baton.kernels.gpu.upload import uploaded
 from baton.kernels.paging.sequences import Sequences
 
@@ -39,6 +40,8 @@ class Chunk(NamedTuple):
     open_slot: int = 0
     """A number that no other running request has. It selects the request's open blocks in a cache
     that has them (int4 KV)."""
+    adapter: int = 0
+    """The adapter that the request asks for: see `RowAdapters`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,6 +51,8 @@ class Batch:
     tokens: Tensor  # [T] int64
     output_rows: Tensor  # [S] int64, indices into the T tokens
     sequences: Sequences
+    adapters: RowAdapters | None = None
+    """None if no request has one."""
 
 
 def make_batch(chunks: Sequence[Chunk], block_size: int, device: torch.device | str) -> Batch:
@@ -73,8 +78,10 @@ def make_batch(chunks: Sequence[Chunk], block_size: int, device: torch.device | 
     query_lens = [len(chunk.tokens) for chunk in chunks]
     starts = array("q", accumulate(query_lens, initial=0))
     open_slots = array("q", [chunk.open_slot for chunk in chunks])
+    numbers = [chunk.adapter for chunk in chunks]
+    adapters = adapter_numbers(numbers, query_lens, output_rows) if any(numbers) else ()
     made = _uploaded(
-        (tokens, output_rows, positions, starts, array("q", context_lens), open_slots),
+        (tokens, output_rows, positions, starts, array("q", context_lens), open_slots, *adapters),
         tables,
         device,
     )
@@ -86,12 +93,13 @@ def make_batch(chunks: Sequence[Chunk], block_size: int, device: torch.device | 
             positions=made[2],
             query_starts=made[3],
             context_lens=made[4],
-            block_tables=made[6].view(len(chunks), width),
+            block_tables=made[-1].view(len(chunks), width),
             block_size=block_size,
             max_query_len=max(query_lens),
             max_context_len=max(context_lens),
             open_slots=made[5],
         ).knowing(zip(query_lens, context_lens, strict=True)),
+        adapters=RowAdapters(made[6], made[7]) if adapters else None,
     )
 
 

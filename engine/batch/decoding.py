@@ -30,9 +30,10 @@ class Decoding(Sequence[Chunk]):
         positions: Sequence[int],
         tables: Sequence[Sequence[int]],
         open_slots: Sequence[int],
+        adapters: Sequence[int] = (),
     ) -> None:
         """`tables` are the block tables of the requests themselves, which grow from turn to
-        turn."""
+        turn; `adapters` are empty if no request has one."""
         self.turn = 0
         self.tables = tables
         self.grown: Sequence[int] = ()
@@ -42,6 +43,7 @@ class Decoding(Sequence[Chunk]):
         self._tokens: Sequence[int] | None = tokens
         self._first_positions = positions
         self._open_slots = open_slots
+        self._adapters = adapters
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -82,4 +84,5 @@ class Decoding(Sequence[Chunk]):
             blocks=self.tables[row],
             num_outputs=1,
             open_slot=self._open_slots[row],
+            adapter=self._adapters[row] if self._adapters else 0,
         )

@@ -1,7 +1,7 @@
 """The input tensors of a pass at fixed addresses; each pass overwrites the one before.
 
     tokens [T'], positions [T'], output_rows [T']      query_starts [R' + 1], context_lens [R']
-    block_tables [R', M'], open_slots [R']
+    block_tables [R', M'], open_slots [R']             adapters of tokens and of outputs [T']
 
 A recorded tape (on a CPU) or CUDA graph then runs any pass that fits: at most T' tokens of R'
 requests, each of at most M' blocks. The `Batch` of a pass is views of the tensors' beginnings.
@@ -26,6 +26,7 @@ from baton.core.wording import count_of
 from baton.engine.batch.batch import Batch, Chunk
 from baton.engine.batch.block_tables import block_tables
 from baton.engine.batch.decoding import Decoding
+from baton.engine.batch.row_adapters import RowAdapters, adapter_numbers
 from baton.kernels.paging.sequences import Sequences
 
 
@@ -125,6 +126,20 @@ class _Words:
             self.tensor[:count].copy_(self._host[:count], non_blocking=True)
 
 
+class _Adapters:
+    """The adapters of a pass's rows at fixed addresses."""
+
+    def __init__(self, max_tokens: int, device: torch.device) -> None:
+        self._tokens = _Words(max_tokens, device)
+        self._outputs = _Words(max_tokens, device)
+
+    def written(self, chunks: Sequence[Chunk], output_rows: Sequence[int]) -> RowAdapters:
+        numbers = [chunk.adapter for chunk in chunks]
+        lengths = [len(chunk.tokens) for chunk in chunks]
+        tokens, outputs = adapter_numbers(numbers, lengths, output_rows)
+        return RowAdapters(_written(self._tokens, tokens), _written(self._outputs, outputs))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Turn:
     """A turn of a decoding that is in the batch."""
@@ -142,8 +157,14 @@ class StaticBatch:
     """Input tensors of one pass at a time. Not thread-safe: a `Batch` is valid until the next."""
 
     def __init__(
-        self, limits: PassLimits, block_size: int, device: torch.device | str = "cpu"
+        self,
+        limits: PassLimits,
+        block_size: int,
+        device: torch.device | str = "cpu",
+        *,
+        has_adapters: bool = False,
     ) -> None:
+        """`has_adapters`: passes tell the adapter of each row, also where no row has one."""
         self.limits = limits
         self._block_size = block_size
         place = torch.device(device)
@@ -154,6 +175,7 @@ class StaticBatch:
         self._query_starts = _Words(limits.max_requests + 1, place)
         self._context_lens = _Words(limits.max_requests, place)
         self._open_slots = _Words(limits.max_requests, place)
+        self._adapters = _Adapters(limits.max_tokens, place) if has_adapters else None
         self._tables = block_tables(limits.max_requests, limits.max_blocks, place)
         self._filled: _Turn | None = None
         """The turn that was filled in last, if it was one of a decoding."""
@@ -167,7 +189,7 @@ class StaticBatch:
         if len(chunks) > limits.max_requests:
             return False
         num_tokens, most = 0, limits.max_blocks * self._block_size
-        for tokens, start, _, _, _ in chunks:
+        for tokens, start, *_ in chunks:
             num_tokens += len(tokens)
             if start + len(tokens) > most:
                 return False
@@ -232,7 +254,7 @@ class StaticBatch:
         tokens, positions, output_rows = array("q"), array("q"), array("q")
         starts, context_lens, width = array("q", (0,)), array("q"), 1
         max_query_len, is_lasting = 0, self._is_on_host and isinstance(chunks, Decoding)
-        for request, (new, start, blocks, num_outputs, _) in enumerate(chunks):
+        for request, (new, start, blocks, num_outputs, *_) in enumerate(chunks):
             query_len = len(new)
             context_len = start + query_len
             num_blocks = -(-context_len // self._block_size)
@@ -255,11 +277,14 @@ class StaticBatch:
         starts.extend([starts[-1]] * without_tokens)
         for words in (context_lens, open_slots):
             words.extend([0] * without_tokens)
+        if wanted is not None:
+            output_rows = array("q", wanted)
+        adapters = None
+        if self._adapters is not None:
+            adapters = self._adapters.written(chunks, output_rows)
         return Batch(
             tokens=_written(self._tokens, tokens),
-            output_rows=_written(
-                self._output_rows, output_rows if wanted is None else array("q", wanted)
-            ),
+            output_rows=_written(self._output_rows, output_rows),
             sequences=Sequences(
                 num_requests=len(context_lens),
                 positions=_written(self._positions, positions),
@@ -271,6 +296,7 @@ class StaticBatch:
                 max_context_len=self._block_size * width if is_lasting else max(context_lens),
                 open_slots=_written(self._open_slots, open_slots),
             ),
+            adapters=adapters,
         )
 
     def _place(self, decoding: Decoding, row: int) -> int:

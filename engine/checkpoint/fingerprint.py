@@ -11,7 +11,7 @@ weights by hand may not be noticed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from hashlib import blake2b
 
@@ -25,10 +25,15 @@ DIGEST_BYTES = 32
 
 
 def fingerprint(
-    config: ModelConfig, entries: Mapping[str, TensorEntry], dtype: str, rounding: str
+    config: ModelConfig,
+    entries: Mapping[str, TensorEntry],
+    dtype: str,
+    rounding: str,
+    adapters: Sequence[bytes] = (),
 ) -> bytes:
-    """The fingerprint, 32 bytes. `rounding` says what is rounded when the model computes. Raises
-    CheckpointError if a file cannot be read."""
+    """The fingerprint, 32 bytes. `rounding` says what is rounded when the model computes,
+    `adapters` are the fingerprints of its adapters. Raises CheckpointError if a file cannot be
+    read."""
     architecture = {**asdict(config), "dtype": dtype, "rounding": rounding}
     del architecture["eos_token_ids"]  # decides when to stop, not what is computed
     del architecture["num_labels"]  # is the shape of a tensor, which is covered
@@ -41,6 +46,8 @@ def fingerprint(
         digest.update(json.dumps([name, entry.dtype, entry.shape]).encode())
         for piece in _pieces(entry):
             digest.update(piece)
+    for adapter in adapters:
+        digest.update(adapter)
     return digest.digest()
 
 

@@ -19,6 +19,7 @@ import torch
 from baton.core.errors import InvalidConfig
 from baton.core.kv_layout import KvLayout
 from baton.engine.checkpoint.active_parameters import active_parameters
+from baton.engine.checkpoint.adapters.placed_adapters import NONE, place_adapters
 from baton.engine.checkpoint.deterministic import WORD, check_deterministic, fix_order
 from baton.engine.checkpoint.dummy import dummy_entries
 from baton.engine.checkpoint.files.tensor_files import StoredEntry, TensorEntry, read_entries
@@ -110,6 +111,7 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
     deterministic: bool = False,
     max_model_len: int | None = None,
     streaming: Streaming | None = None,
+    adapters: Mapping[str, Path] = NONE,
     progress: Progress | None = None,
     groups: MeshGroups = ONE_RANK,
 ) -> LoadedModel:
@@ -120,11 +122,12 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
     checkpoints stay quantized if the device can multiply them, unless it is `wide`.
     `deterministic`: see deterministic.py. `max_model_len`: the longest request that will be served;
     None is the model's own context. `streaming`: the window and sinks that tokens see in layers
-    with full attention.
+    with full attention. `adapters`: folders of LoRA adapters, by the names by which requests ask
+    for them.
 
-    Raises CheckpointError if the model cannot be served, with what was found and what is supported,
-    and InvalidConfig if it cannot be quantized for the device, split over the ranks, or made
-    deterministic.
+    Raises CheckpointError if the model or an adapter cannot be served, with what was found and what
+    is supported, and InvalidConfig if it cannot be quantized for the device, split over the ranks,
+    or made deterministic.
     """
     config, model, entries, placements = plan_weights(folder, load_format, max_model_len, streaming)
     num_active = active_parameters(model)
@@ -141,6 +144,7 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
     if deterministic:
         check_deterministic(config, device, wanted, groups.mesh)
     _warn_if_slow(quantize, device, wanted)
+    placed = place_adapters(adapters, model, config, placements)
     cutter = None
     stages: Stages = ()
     if groups.mesh.size > 1:
@@ -148,6 +152,7 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
         stages = keep_own_stage(model, config, groups)
         cutter = Cutter(whole, model, groups)
         placements = _of_parameters(model, placements)
+    placed.install(model, cutter, getattr(torch, wanted), device)
     held = HeldExperts(model, config, groups)
     placements = held.own(placements)
     own_entries = {p.source: entries[p.source] for p in placements}
@@ -183,9 +188,10 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
     if is_deterministic:
         fix_order(model)
         rounding += WORD
+    name = fingerprint(config, entries, wanted, rounding, placed.fingerprints)
     return LoadedModel(
         model=model.to(device).eval(),
-        info=_info(config, wanted, quantize, fingerprint(config, entries, wanted, rounding)),
+        info=_info(config, wanted, quantize, name, placed.names),
         folder=folder,
         load_format=load_format,
         num_active=num_active,
@@ -196,7 +202,9 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
     )
 
 
-def _info(config: ModelConfig, dtype: str, quantize: str, name: bytes) -> ModelInfo:
+def _info(
+    config: ModelConfig, dtype: str, quantize: str, name: bytes, adapters: tuple[str, ...]
+) -> ModelInfo:
     return ModelInfo(
         architecture=config.architecture,
         vocab_size=config.vocab_size,
@@ -211,6 +219,7 @@ def _info(config: ModelConfig, dtype: str, quantize: str, name: bytes) -> ModelI
         head_dim=config.heads.head_dim,
         num_vectors=config.num_vectors,
         side_caches=config.side_caches(dtype),
+        adapters=adapters,
     )
 
 
@@ -266,12 +275,14 @@ def check_model(  # noqa: PLR0913  # what the configuration says of a model
     deterministic: bool = False,
     device: str | None = None,
     streaming: Streaming | None = None,
+    adapters: Mapping[str, Path] = NONE,
 ) -> None:
     """Raise the error that `load_model` would raise on one rank, without reading any weights.
 
     Support for `quantize` and `deterministic` is checked only if `device` is given.
     """
-    config, _, entries, placements = plan_weights(folder, load_format, streaming=streaming)
+    config, model, entries, placements = plan_weights(folder, load_format, streaming=streaming)
+    place_adapters(adapters, model, config, placements)
     declared = _declared_dtype(config, entries[placements[0].source])
     wanted = serving_dtype(dtype, declared, device or "cpu")
     if device is not None:

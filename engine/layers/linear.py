@@ -7,9 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from baton.engine.layers.adapted import AdapterUpdates
 from baton.engine.mesh.ranks import ALONE, Ranks
 from baton.engine.mesh.split import Split
-from baton.kernels.products.linear import gated_linear, linear
+from baton.kernels.products.linear import GATES, gated_linear, linear
 from baton.kernels.products.weight import Weight
 
 
@@ -20,7 +21,6 @@ class Linear(nn.Module):
     the form that the device multiplies fastest.
     """
 
-    is_gated: ClassVar[bool] = False
     is_exact: ClassVar[bool] = False
     """Whether it is never quantised."""
     weight: Weight
@@ -35,6 +35,10 @@ class Linear(nn.Module):
         self.split = split
         self.ranks: Ranks = ALONE
         """The ranks over which it is split."""
+        self.is_gated = False
+        """Whether its weight is kept for a product that gates, too."""
+        self.adapted: AdapterUpdates | None = None
+        """What adapters add to its outputs; None if none of them changes it."""
         self.gives_summands = False
         """Whether it is split by inputs, and its user sums the outputs over the ranks."""
         self.weight = nn.Parameter(torch.empty(sum(rows), width, device="meta"), False)
@@ -43,9 +47,13 @@ class Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[T, width] -> [T, sum(rows)]"""
         if self.split is not Split.INPUTS or self.ranks.size == 1:
-            return linear(x, self.weight, self.bias)
-        summand = linear(x, self.weight, self.bias if self.ranks.rank == 0 else None)
+            return self._product(x, self.bias)
+        summand = self._product(x, self.bias if self.ranks.rank == 0 else None)
         return self.ranks.all_reduce_(summand)
+
+    def _product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        y = linear(x, self.weight, bias)
+        return y if self.adapted is None else self.adapted.add_(y, x)
 
 
 class ExactLinear(Linear):
@@ -57,12 +65,13 @@ class ExactLinear(Linear):
 class GatedLinear(Linear):
     """Two stacked matrices, gate and up: act(gate x) * up x."""
 
-    is_gated = True
-
     def __init__(self, width: int, rows: int, activation: str, *, has_bias: bool = False) -> None:
         super().__init__(width, rows, rows, has_bias=has_bias)
         self.activation = activation
+        self.is_gated = True
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, width] -> [T, rows]"""
-        return gated_linear(x, self.weight, self.activation, self.bias)
+        if self.adapted is None:
+            return gated_linear(x, self.weight, self.activation, self.bias)
+        return GATES[self.activation](self._product(x, self.bias))

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from baton.engine.batch.batch import Chunk
 
 _PASS, _HEAD, _STOP, _JOIN, _TALLY, _MOVE, _EXPECT, _TAP, _DECODING, _TURN = range(1, 11)
-_FIELDS = 5
+_FIELDS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,8 @@ def _chunk_words(kind: int, chunks: Sequence[Chunk]) -> array[int]:
     words = array("q", (kind, len(chunks)))
     for chunk in chunks:
         num_tokens, num_blocks = len(chunk.tokens), len(chunk.blocks)
-        words.extend((num_tokens, chunk.start, num_blocks, chunk.num_outputs, chunk.open_slot))
+        head = (num_tokens, chunk.start, num_blocks, chunk.num_outputs)
+        words.extend((*head, chunk.open_slot, chunk.adapter))
         words.extend(chunk.tokens)
         words.extend(chunk.blocks)
     return words
@@ -169,11 +170,11 @@ def read_order(words: Sequence[int]) -> Order:
 def _chunks(words: Sequence[int]) -> tuple[Chunk, ...]:
     chunks, at = [], 2
     for _ in range(words[1]):
-        num_tokens, start, num_blocks, num_outputs, open_slot = words[at : at + _FIELDS]
+        num_tokens, start, num_blocks, num_outputs, *further = words[at : at + _FIELDS]
         tokens = at + _FIELDS
         blocks = tokens + num_tokens
         at = blocks + num_blocks
-        chunks.append(Chunk(words[tokens:blocks], start, words[blocks:at], num_outputs, open_slot))
+        chunks.append(Chunk(words[tokens:blocks], start, words[blocks:at], num_outputs, *further))
     if at != len(words):
         raise ValueError(f"a pass of {at} words, told in {len(words)}")
     return tuple(chunks)

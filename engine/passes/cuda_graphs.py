@@ -121,7 +121,7 @@ class DecodeGraphs:
         """Whether a pass that verifies drafts may use a graph of `size`: outputs of all tokens are
         wanted, padding fits into each request's context, and there is not too much of it."""
         num_tokens = 0
-        for tokens, start, _, num_outputs, _ in chunks:
+        for tokens, start, _, num_outputs, *_ in chunks:
             num_tokens += len(tokens)
             if num_outputs != len(tokens) or start + size.run > self.max_context:
                 return False
@@ -149,11 +149,11 @@ class DecodeGraphs:
 
     def _padded(self, chunk: Chunk, run: int) -> Chunk:
         """`chunk`, padded to `run` tokens."""
-        tokens, start, blocks, _, open_slot = chunk
+        tokens, start, blocks, _, *further = chunk
         num_blocks = -(-(start + run) // self.captured.block_size)
         if len(blocks) < num_blocks:
             blocks = [*blocks, *[self.captured.spare_block] * (num_blocks - len(blocks))]
-        return Chunk([*tokens, *[0] * (run - len(tokens))], start, blocks, run, open_slot)
+        return Chunk([*tokens, *[0] * (run - len(tokens))], start, blocks, run, *further)
 
 
 def _padding_last(lengths: Sequence[int], size: GraphSize) -> list[int]:

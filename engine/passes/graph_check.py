@@ -119,7 +119,8 @@ def _checked_rows(
         shared = past[: len(past) - row * 5 % (len(past) + 1)]
         tokens = [1 + (row + place) % 5 for place in range(size.run - row % size.run)]
         start = len(shared) * captured.block_size
-        rows.append(Chunk(tokens, start, (*shared, *own), len(tokens)))
+        adapter = row % 2 if captured.model.adapters.exist else 0
+        rows.append(Chunk(tokens, start, (*shared, *own), len(tokens), adapter=adapter))
     num_missing = size.num_requests - len(rows)
     return rows + [captured.padding(size.run)] * num_missing
 

@@ -82,7 +82,7 @@ def _try_mixed(trial: _Trial, limits: PassLimits) -> GraphCosts | None:
     sizes = [size for size in all_mixed_sizes(limits) if size <= longest]
     if not sizes or not captured.model.is_mixed_capturable:
         return None
-    batch = mixed_batch(limits, captured.block_size, captured.cache.device)
+    batch = mixed_batch(captured, limits)
     runs = (mixed_run(captured, batch, size) for size in (sizes[-1], -(-sizes[-1] // 2)))
     return trial.costs(GraphSize(sizes[-1]), runs, MIXED_ARE_SLOW)
 
@@ -158,7 +158,7 @@ def checked_mixed(captured: CapturedModel, limits: PassLimits) -> MixedGraphs | 
     sizes = all_mixed_sizes(limits) if limits.mixed_sizes is None else limits.mixed_sizes
     if not captured.model.is_mixed_capturable or not any(size <= longest for size in sizes):
         return None
-    batch = mixed_batch(limits, captured.block_size, captured.cache.device)
+    batch = mixed_batch(captured, limits)
     reason: str | None
     try:
         graphs = MixedGraphs(captured, batch)

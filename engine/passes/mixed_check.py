@@ -85,5 +85,7 @@ def _requests(size: int, past: range, graphs: MixedGraphs) -> list[Chunk]:
             continue
         first_own = own.stop
         tokens = [1 + (length + place) % 5 for place in range(length)]
-        chunks.append(Chunk(tokens, start, (*shared, *own), min(length, 2)))
+        adapter = len(chunks) % 2 if graphs.captured.model.adapters.exist else 0
+        wanted = min(length, 2)
+        chunks.append(Chunk(tokens, start, (*shared, *own), wanted, adapter=adapter))
     return chunks

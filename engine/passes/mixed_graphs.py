@@ -39,14 +39,17 @@ from baton.engine.passes.graph_sizes import all_mixed_sizes
 logger = logging.getLogger(__name__)
 
 
-def mixed_batch(
-    limits: PassLimits, block_size: int, device: torch.device | str = "cpu"
-) -> StaticBatch:
+def mixed_batch(captured: CapturedModel, limits: PassLimits) -> StaticBatch:
     """The batch that these graphs read. It has one more request than the limits, for padding, and
     the tokens of the largest graph."""
     most = max(all_mixed_sizes(limits), default=1)
     limits = replace(limits, max_requests=limits.max_requests + 1, max_tokens=most)
-    return StaticBatch(limits, block_size, device)
+    return StaticBatch(
+        limits,
+        captured.block_size,
+        captured.cache.device,
+        has_adapters=captured.model.adapters.exist,
+    )
 
 
 class MixedGraphs:
@@ -87,7 +90,7 @@ class MixedGraphs:
         if isinstance(chunks, Decoding) or len(chunks) > self.max_requests:
             return None
         num_tokens = 0
-        for tokens, start, _, _, _ in chunks:
+        for tokens, start, *_ in chunks:
             num_tokens += len(tokens)
             if start + len(tokens) > self.max_context:
                 return None
@@ -121,7 +124,7 @@ class MixedGraphs:
         belong to requests."""
         rows: list[int] = []
         stop = 0
-        for tokens, _, _, num_outputs, _ in chunks:
+        for tokens, _, _, num_outputs, *_ in chunks:
             stop += len(tokens)
             rows += range(stop - num_outputs, stop)
         behind = [0] * (size - len(rows))

@@ -171,7 +171,8 @@ def measure(
         ) from error
     if not loaded.model.is_capturable or cache.spare_block is None:
         return PassMemory(activation_bytes=activation_bytes)
-    batch = StaticBatch(limits, layout.block_size, cache.device)
+    has_adapters = loaded.model.adapters.exist
+    batch = StaticBatch(limits, layout.block_size, cache.device, has_adapters=has_adapters)
     captured = CapturedModel(loaded.model, cache, cache.spare_block, device.capture(), taps, ranks)
     tried = try_graphs(captured, batch, device.free_bytes)
     return _with_graphs(PassMemory(activation_bytes=activation_bytes), limits, tried, ranks)

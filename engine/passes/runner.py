@@ -84,7 +84,12 @@ class ModelRunner:
         """The balancer of experts, if this rank is an engine of its own."""
         self.cache = cache
         self._layers = cache.layers
-        batch = StaticBatch(cache.limits, layout.block_size, cache.device)
+        batch = StaticBatch(
+            cache.limits,
+            layout.block_size,
+            cache.device,
+            has_adapters=loaded.model.adapters.exist,
+        )
         mesh, engine = self.groups.mesh, self.groups.engine
         # A tape cannot hold messages between ranks; a graph can, if all ranks replay it together.
         self.taped = record(loaded, cache, batch, taps) if mesh.has_whole_models else None

@@ -107,7 +107,7 @@ def record(
     """Record the model; None if it cannot be recorded, with a warning in the log if a part of it
     has no operator. The cache must be empty, and is empty afterwards."""
     model, dtype = loaded.model, getattr(torch, loaded.info.dtype)
-    trials = _trials(cache, batch, taps)
+    trials = _trials(cache, batch, taps, has_adapters=model.adapters.exist)
     if trials is None or not operators.runs(torch.empty(0, dtype=dtype, device=cache.device)):
         return None
     try:
@@ -209,7 +209,9 @@ class _Trials:
         return [_bits(plane[: self.num_blocks]) for plane in self.cache.planes]
 
 
-def _trials(cache: KvCache, batch: StaticBatch, taps: AuxHiddenStates | None) -> _Trials | None:
+def _trials(
+    cache: KvCache, batch: StaticBatch, taps: AuxHiddenStates | None, *, has_adapters: bool
+) -> _Trials | None:
     """The trial passes; None if the cache or the limits have no room for a few tokens."""
     layout, limits = cache.layout, batch.limits
     first = layout.num_blocks_for(NUM_TOKENS)
@@ -225,6 +227,7 @@ def _trials(cache: KvCache, batch: StaticBatch, taps: AuxHiddenStates | None) ->
     one, other = range(first), range(first, num_blocks)
     num_many = min(limits.max_tokens, limits.max_blocks * layout.block_size)
     num_many = min(num_many, num_blocks * layout.block_size, MIN_EXPANDED - 1)
+    adapter = int(has_adapters)  # both kinds of rows are compared
     many = [token % NUM_TOKENS for token in range(num_many)]
     return _Trials(
         cache=cache,
@@ -232,8 +235,8 @@ def _trials(cache: KvCache, batch: StaticBatch, taps: AuxHiddenStates | None) ->
         recorded=[Chunk(range(NUM_TOKENS), 0, one, NUM_OUTPUTS)],
         played=[
             [Chunk(many, 0, range(num_blocks), 1)],
-            [Chunk([3, 1, 4], 0, one, 1), Chunk([5, 2], 0, other, 2, open_slot=1)],
-            [Chunk([6], 3, one, 1), Chunk([0], 2, other, 1, open_slot=1)],
+            [Chunk([3, 1, 4], 0, one, 1), Chunk([5, 2], 0, other, 2, 1, adapter)],
+            [Chunk([6], 3, one, 1), Chunk([0], 2, other, 1, 1, adapter)],
         ],
         taps=taps,
     )

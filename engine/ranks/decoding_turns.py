@@ -74,6 +74,7 @@ class ReceivedPasses:
             [chunk.start for chunk in chunks],
             self._tables,
             [chunk.open_slot for chunk in chunks],
+            [chunk.adapter for chunk in chunks],
         )
         return self._decoding
 

@@ -112,6 +112,7 @@ class StageRunner(ModelRunner):
     def _through(self, batch: Batch, on_layer: OnLayer) -> Tensor:
         """Run the batch through the layers of this stage; returns the last stage's output."""
         model, num_tokens = self.model, len(batch.tokens)
+        model.adapters.rows = batch.adapters
         x, residual = None, None
         if self._is_first:
             x = model.embedded(batch)

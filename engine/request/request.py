@@ -52,6 +52,7 @@ class Request:
         output: Sequence[int] = (),
         sampling: SamplingParams,
         salt: bytes = b"",
+        adapter: str = "",
         tenant: str = "",
         cache_points: Sequence[CachePoint] = (),
         priority: int = 0,
@@ -69,6 +70,10 @@ class Request:
         """Tokens of `output` that were not sampled here."""
         self.sampling = sampling
         self.salt = salt
+        self.adapter = adapter
+        """The name of the adapter that it asks for; empty: the base model."""
+        self.adapter_number = 0
+        """See `RowAdapters`; set when an engine takes the request."""
         self.tenant = tenant
         """The tenant that its blocks count for."""
         self.cache_points = sorted(cache_points, key=lambda point: point.num_tokens)

@@ -26,6 +26,12 @@ def check_request(
     name, vocab_size = request.request_id, info.vocab_size
     if not request.prompt:
         raise InvalidRequest(f"{name} has an empty prompt; give at least 1 token", field="prompt")
+    if request.adapter and request.adapter not in info.adapters:
+        raise InvalidRequest(
+            f"{name} asks for the adapter `{request.adapter}`, which this replica does not have; "
+            f"it has {', '.join(info.adapters) or 'none'}",
+            field="model",
+        )
     _check_length(request, max_len, is_all=max_len == max_model_len)
     if not 0 <= min(request.tokens) <= max(request.tokens) < vocab_size:
         raise InvalidRequest(f"{name} has token ids outside 0..{vocab_size - 1}", field="prompt")

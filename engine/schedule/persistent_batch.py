@@ -35,6 +35,7 @@ class PersistentBatch:
             positions=[request.num_computed for request in self.requests],
             tables=[pool.table(request.holder) for request in self.requests],
             open_slots=[request.open_slot for request in self.requests],
+            adapters=[request.adapter_number for request in self.requests],
         )
         """The batch as the model runner reads it."""
         self._plan: SamplingPlan | None = None

@@ -38,7 +38,8 @@ class TenantConfig(ConfigNode, frozen=True, kw_only=True):
     """Its own keys; a key belongs to one tenant."""
     models: frozenset[str] = frozenset()
     """Names of the models that its keys are for: `served_model_name`, which stands for all names
-    of a model, or some of its `model_aliases`. Other models are refused (403). Empty: any."""
+    of a model, or some of its `model_aliases`; and of `adapters`, each of which is named for
+    itself. Other models are refused (403). Empty: any."""
     kv_share: Fraction | None = None
     """Share of each replica's KV blocks that is reserved for its requests and cache, and that they
     may not exceed. Empty: no reservation; it uses the blocks that the others' shares leave."""

@@ -69,7 +69,7 @@ class ResponseFiller:
     def named(self, response: R) -> R:
         """Set the ids of the response."""
         response.request_id = self._order.request_id
-        response.model = self._model.name
+        response.model = self._model.named(self._order.adapter)
         return response
 
 

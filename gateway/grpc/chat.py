@@ -59,7 +59,7 @@ async def chat_order(
     gateway: Gateway, request: pb.ChatRequest, caller: Caller, time_left_s: float | None
 ) -> tuple[CompletionRequest, ChatPlan]:
     """Raises InvalidRequest."""
-    gateway.check_model(request.model, caller)
+    adapter = gateway.check_model(request.model, caller)
     options = sampling_options(request.sampling)
     plan = await plan_chat(gateway, conversation_of(request, gateway.model), caller.parking)
     order = CompletionRequest(
@@ -71,6 +71,7 @@ async def chat_order(
         shown_special=plan.shown_special,
         session=session_key(("session_id", request.session_id)),
         returns_progress=request.return_progress,
+        adapter=adapter,
         cache_salt=request.cache_salt,
         caller=caller,
         time_left_s=time_left_s,

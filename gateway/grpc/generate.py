@@ -43,7 +43,7 @@ async def generated(
 async def generate_order(
     gateway: Gateway, request: pb.GenerateRequest, caller: Caller, time_left_s: float | None
 ) -> CompletionRequest:
-    gateway.check_model(request.model, caller)
+    adapter = gateway.check_model(request.model, caller)
     options = sampling_options(request.sampling)
     return CompletionRequest(
         request_id=named_call(caller.call, request.request_id),
@@ -54,6 +54,7 @@ async def generate_order(
         session=session_key(("session_id", request.session_id)),
         returns_progress=request.return_progress,
         field_by_option=FIELD_BY_OPTION,
+        adapter=adapter,
         cache_salt=request.cache_salt,
         caller=caller,
         time_left_s=time_left_s,

@@ -132,8 +132,14 @@ class InferenceService(InferenceServicer):
             model = self._gateway.model
             max_len = self._gateway.max_model_len
             known = [
-                pb.Model(id=name, created=model.created, max_model_len=max_len)
-                for name in caller.usable(model.names)
+                pb.Model(
+                    id=name,
+                    created=model.created,
+                    max_model_len=max_len,
+                    root=model.root_of(name),
+                    parent=model.parent_of(name) or "",
+                )
+                for name in self._gateway.usable_names(caller)
             ]
             return pb.ListModelsResponse(models=known)
 

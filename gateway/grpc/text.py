@@ -67,7 +67,7 @@ async def answer_detokenize(
 async def answer_embed(
     gateway: Gateway, request: pb.EmbedRequest, caller: Caller, time_left_s: float | None
 ) -> pb.EmbedResponse:
-    gateway.check_model(request.model, caller)
+    adapter = gateway.check_model(request.model, caller)
     if request.pooling not in POOLINGS:
         raise InvalidRequest(f"pooling {request.pooling} is not known here", field="pooling")
     order = EmbeddingRequest(
@@ -83,6 +83,7 @@ async def answer_embed(
         is_normalized=not request.HasField("normalize") or request.normalize,
         dimensions=request.dimensions if request.HasField("dimensions") else None,
         priority=request.priority or None,
+        adapter=adapter,
         cache_salt=request.cache_salt,
         caller=caller,
         time_left_s=time_left_s,
@@ -90,7 +91,7 @@ async def answer_embed(
     found = await embed(gateway, order)
     return pb.EmbedResponse(
         request_id=order.request_id,
-        model=gateway.model.name,
+        model=gateway.model.named(adapter),
         embeddings=[pb.Embedding(values=vector) for vector in found.vectors],
         usage=usage(found.usage),
     )

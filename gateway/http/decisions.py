@@ -88,6 +88,8 @@ class ExplainedDecision(msgspec.Struct, kw_only=True):
     prompt_tokens: int
     computed_tokens: int
     """Prompt tokens that had to be computed."""
+    adapter: str
+    """The LoRA adapter that it is computed with; empty: none."""
     session: str
     slo: ExplainedObjective | None
     """None: it had no objective."""
@@ -166,6 +168,7 @@ def explained(decision: Decision) -> ExplainedDecision:
         reason=decision.reason,
         prompt_tokens=decision.num_tokens,
         computed_tokens=decision.num_prefill_tokens,
+        adapter=decision.adapter,
         session=decision.session,
         slo=_objective(decision),
         prefill_replica=decision.computes,

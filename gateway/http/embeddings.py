@@ -30,7 +30,7 @@ from baton.gateway.requests.unsupported import Label
 
 class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
-    """The one that is served, which is also the default."""
+    """The one that is served, which is also the default, or one of its LoRA adapters."""
     input: Annotated[
         str | list[Any] | None,
         Meta(description="A text, a list of token ids, or a list of either."),
@@ -148,7 +148,7 @@ class EmbeddingsApi:
     async def _order(self, request: Request, body: EmbeddingBody) -> EmbeddingRequest:
         """Raises InvalidRequest."""
         gateway = self._gateway
-        gateway.check_model(body.model, request.state.caller)
+        adapter = gateway.check_model(body.model, request.state.caller)
         inputs = await self._inputs(body)
         return EmbeddingRequest(
             request_id=request.state.request_id,
@@ -157,6 +157,7 @@ class EmbeddingsApi:
             is_normalized=body.normalize is not False,
             dimensions=body.dimensions,
             priority=body.priority,
+            adapter=adapter,
             cache_salt=body.cache_salt or "",
             caller=request.state.caller,
         )
@@ -197,7 +198,7 @@ class EmbeddingsApi:
                 EmbeddingAnswer(index=i, embedding=_base64(vector) if is_base64 else vector)
                 for i, vector in enumerate(found.vectors)
             ],
-            model=self._gateway.model.name,
+            model=self._gateway.model.named(order.adapter),
             usage=EmbeddingUsage(prompt_tokens=num_tokens, total_tokens=num_tokens),
         )
 
@@ -212,6 +213,7 @@ class EmbeddingsApi:
             asked = PoolingRequest(
                 request_id=order.request_id,
                 priority=order.priority,
+                adapter=order.adapter,
                 cache_salt=order.cache_salt,
                 caller=order.caller,
             )
@@ -221,7 +223,7 @@ class EmbeddingsApi:
         return PoolingAnswer(
             id=f"pool-{order.request_id}",
             created=int(time.time()),
-            model=gateway.model.name,
+            model=gateway.model.named(order.adapter),
             data=[
                 PoolingEntry(index=i, data=_base64(vector) if is_base64 else vector)
                 for i, vector in enumerate(data)

@@ -17,7 +17,7 @@ GUIDED = ("json", "regex", "choice", "grammar")
 
 class GenerationBody(CommonOptions, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
-    """The one that is served, which is also the default."""
+    """The one that is served, which is also the default, or one of its LoRA adapters."""
     stream: bool | None = None
     """Answer in server-sent events, as tokens come."""
 

@@ -25,7 +25,9 @@ class ModelAnswer(msgspec.Struct, kw_only=True):
     created: int
     owned_by: str = "baton"
     root: str
-    """The model's own name, also on an alias."""
+    """The model's own name, also on an alias; of an adapter its folder, id or URL, as in vLLM."""
+    parent: str | None = None
+    """vLLM's: the model that an adapter adapts."""
     max_model_len: int
     """Tokens of prompt and output together."""
 
@@ -62,7 +64,7 @@ class ModelsApi:
         self._gateway = gateway
 
     async def list_all(self, request: Request) -> Response:
-        names = request.state.caller.usable(self._gateway.model.names)
+        names = self._gateway.usable_names(request.state.caller)
         if ANTHROPICS_VERSION not in request.headers:
             return json_response(ModelListAnswer(data=[self._model(name) for name in names]))
         shown, has_more = _page(names, request.query_params)
@@ -87,7 +89,8 @@ class ModelsApi:
         return ModelAnswer(
             id=name,
             created=model.created,
-            root=model.name,
+            root=model.root_of(name),
+            parent=model.parent_of(name),
             max_model_len=self._gateway.max_model_len,
         )
 

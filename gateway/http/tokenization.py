@@ -24,7 +24,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Either `prompt`, or `messages` with other fields of a chat."""
 
     model: str | None = None
-    """The one that is served, which is also the default."""
+    """The one that is served, which is also the default, or one of its LoRA adapters."""
     prompt: str | None = None
     """A text."""
     messages: list[Message] | None = None

@@ -39,6 +39,8 @@ class CompletionRequest:
     """Special tokens shown as text, for the parsers of the output."""
     includes_stop: bool = False
     """Whether the text includes the stop string, or stop token, that ended it."""
+    adapter: str = ""
+    """The LoRA adapter that its model names, see `Gateway.check_model`; empty: none."""
     cache_salt: str = ""
     session: str = ""
     """The caller's key of the conversation; empty: none."""

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 
 from baton.core.chaos import Chaos
 from baton.core.clock import Clock, monotonic
@@ -96,9 +97,7 @@ class Gateway:
 
     def _known_keys(self, config: GatewayConfig) -> ApiKeys:
         known = known_keys(config)
-        useless = sorted(
-            {one.entry.name for one in known if not one.caller.usable(self.model.names)}
-        )
+        useless = sorted({one.entry.name for one in known if not self.usable_names(one.caller)})
         if useless:
             log.warning(
                 "these API keys are for other models than %s, by their `models` or their tenant's, "
@@ -115,15 +114,24 @@ class Gateway:
         self._last_max_model_len = self.dispatcher.max_model_len or self._last_max_model_len
         return self._last_max_model_len or self.model.context_len
 
-    def check_model(self, name: str | None, caller: Caller) -> None:
-        """An empty name means the served model. Raises ModelNotFound, or ModelForbidden if this
-        caller may not use the model.
+    def usable_names(self, caller: Caller) -> tuple[str, ...]:
+        """The names under which this caller may use the model, then those of its adapters. Access
+        to the model does not include access to adapters."""
+        model = self.model
+        adapters = (caller.usable((adapter,)) for adapter in model.adapters)
+        return (*caller.usable(model.names), *chain.from_iterable(adapters))
+
+    def check_model(self, name: str | None, caller: Caller) -> str:
+        """Return the adapter that a request names; empty for the model alone, which no name means,
+        too. Raises ModelNotFound, or ModelForbidden if this caller may not use it.
         """
-        usable = caller.usable(self.model.names)
-        if name in usable or (usable and not name):
-            return
+        usable, adapters = self.usable_names(caller), self.model.adapters
+        if name and name in usable:
+            return name if name in adapters else ""
+        if not name and not adapters.keys() >= set(usable):
+            return ""
         known = " or ".join(f"`{one}`" for one in usable) or "none of this server's models"
-        if not name or name in self.model.names:
+        if not name or name in self.model.names or name in adapters:
             what = f"the model `{name}`" if name else "this server's model"
             raise ModelForbidden(
                 f"this API key does not have access to {what}: it is for {known}, as its `models` "
@@ -133,6 +141,11 @@ class Gateway:
         raise ModelNotFound(
             f"the model `{name}` does not exist; this server has {known}", field="model"
         )
+
+    def check_any_model(self, caller: Caller) -> None:
+        """Raises ModelForbidden if this caller may use neither the model nor an adapter."""
+        if not self.usable_names(caller):
+            self.check_model(None, caller)
 
     def is_ready(self) -> bool:
         return not self.is_draining and self.dispatcher.is_ready()
@@ -211,7 +224,7 @@ class Gateway:
         plan = plan_completion(
             order,
             self.sampling_rules(order),
-            salt=self.salts.salt(order.caller.tenant, order.cache_salt),
+            salt=self.salts.salt(order.caller.tenant, order.cache_salt, order.adapter),
             max_choices=self.config.max_choices,
             time_limits=self.time_limits(order.caller, order.time_left_s),
         )
@@ -284,5 +297,5 @@ class Gateway:
             generation,
             metrics=self.metrics,
             spend=spend,
-            model=self.model.name,
+            model=self.model.named(generation.adapter),
         )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from baton.core.errors import InvalidRequest
 from baton.gateway.text.chat_template import ChatTemplate
@@ -13,6 +15,8 @@ from baton.gateway.text.classifier import Classifier
 from baton.gateway.text.model_files import ModelFiles, SamplingDefaults
 from baton.gateway.text.pooling_files import PoolingFiles
 from baton.gateway.text.tokenizer import TextTokenizer
+
+NO_ADAPTERS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,16 +35,20 @@ class ServedModel:
     """Its authors' settings for pooling."""
     aliases: tuple[str, ...] = ()
     """Other names by which requests may ask for it."""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """LoRA adapters, by the names by which requests ask for the model with one of them; each with
+    its folder, id or URL."""
     created: int = field(default_factory=lambda: int(time.time()))
     """Unix seconds."""
 
     @classmethod
-    def load(
+    def load(  # noqa: PLR0913 - one parameter a setting
         cls,
         folder: Path,
         name: str,
         *,
         aliases: tuple[str, ...] = (),
+        adapters: Mapping[str, str] = NO_ADAPTERS,
         needs_tokenizer: bool = True,
         reranker: str = "auto",
         chat_template: str = "",
@@ -56,6 +64,7 @@ class ServedModel:
         return cls(
             name=name,
             aliases=aliases,
+            adapters=adapters,
             tokenizer=tokenizer,
             chat_templates=ChatTemplates.compile(
                 files.chat_templates, files.special_tokens, instead=chat_template
@@ -71,8 +80,20 @@ class ServedModel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its names; the first is its own."""
+        """Its names; the first is its own. Adapters are models of their own to clients."""
         return tuple(dict.fromkeys((self.name, *self.aliases)))
+
+    def named(self, adapter: str) -> str:
+        """The name in the answers to requests with that adapter; empty: without."""
+        return adapter or self.name
+
+    def root_of(self, name: str) -> str:
+        """What is served under one of its names: the model itself, or an adapter's place."""
+        return self.adapters.get(name, self.name)
+
+    def parent_of(self, name: str) -> str | None:
+        """The model that is adapted, for the name of an adapter."""
+        return self.name if name in self.adapters else None
 
     def check_generates(self) -> None:
         """Raises InvalidRequest."""

@@ -94,6 +94,7 @@ class GatewayNode:
             folder,
             config.model_name,
             aliases=gateway.model_aliases,
+            adapters=config.adapters,
             needs_tokenizer=config.wants_weights,
             reranker=gateway.reranker,
             chat_template=gateway.chat_template,

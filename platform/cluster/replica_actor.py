@@ -16,7 +16,12 @@ from ray import serve
 from baton.core.ids import ReplicaId
 from baton.core.replicas import Role, StartingReplica
 from baton.platform.cluster.actor_log import start_actor_log
-from baton.platform.cluster.nodes.node_model import FetchStages, model_here, own_node
+from baton.platform.cluster.nodes.node_model import (
+    FetchStages,
+    adapters_here,
+    model_here,
+    own_node,
+)
 from baton.platform.cluster.operator_gauges import keep_gauges
 from baton.platform.cluster.own_address import own_address
 from baton.platform.cluster.ranks.ranks import OtherRanks, call_others, together
@@ -77,14 +82,31 @@ class ReplicaActor:
         name = serve.get_replica_context().app_name
         remote = replicas_registry(self._registries, config.security)
         if self._folder is not None:
-            return Assignment(name, config, self.role, self._folder, replica_id, remote)
+            return Assignment(
+                name,
+                config,
+                self.role,
+                self._folder,
+                replica_id,
+                remote,
+                adapters=await adapters_here(config),
+            )
         startup.enter("finding the model")
         draft = config.decode.speculation.model
-        config, folder = await model_here(config, self.role, FetchStages(startup))
+        report = FetchStages(startup)
+        config, folder = await model_here(config, self.role, report)
         drafts = {"decode.speculation.model": config.decode.speculation.model}
         self._config = override(self._config, drafts)
         return Assignment(
-            name, config, self.role, folder, replica_id, remote, node=own_node(), draft=draft
+            name,
+            config,
+            self.role,
+            folder,
+            replica_id,
+            remote,
+            node=own_node(),
+            draft=draft,
+            adapters=await adapters_here(config, report),
         )
 
     async def _start(self, assignment: Assignment, startup: Startup) -> None:

@@ -1,6 +1,6 @@
 """The deployment as one frozen tree. A process is handed the branch it needs, never the root.
 
-    model, served_model_name, dtype, quantize, deterministic, load_format, device
+    model, served_model_name, adapters, dtype, quantize, deterministic, load_format, device
     attention_window, attention_sinks
     prefill, decode      one pool each: replicas, resources, the engine's cache and scheduler
     transfer             how KV travels between them
@@ -49,6 +49,8 @@ from baton.router.config import PullConfig
 
 DEMO_MODEL = "demo"
 """The small model that comes with Baton."""
+MAX_ADAPTERS = 64
+"""A pass computes the update of every adapter that a row of it asks for."""
 
 TransportName = Literal["auto", "memory", "shm", "grpc", "tcp", "gloo", "nccl", "nixl"]
 
@@ -141,6 +143,10 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
     is fetched once per node."""
     served_model_name: str = ""
     """The model's name in the API. Empty: the last part of `model`."""
+    adapters: dict[str, str] = msgspec.field(default_factory=dict)
+    """LoRA adapters of the model, which requests ask for by name, as their `model`: each with its
+    folder in PEFT's format, Hugging Face id or URL, found as `model` is. All replicas have all of
+    them; another set restarts them."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """The dtype of weights and KV. `auto` takes the checkpoint's; on a CPU, bfloat16 replaces
     float16, for which it has no operators."""
@@ -197,6 +203,7 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
                 f"{self.gateway.port}; change one of them"
             )
         self._check_models()
+        self._check_adapters()
         self._check_encryption()
         self._check_tiers()
         self._check_int4()
@@ -209,6 +216,30 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
         for key, model in (("model", self.model), ("decode.speculation.model", drafts)):
             if why := why_no_model_url(model):
                 raise ValueError(f"{key}: {why}")
+
+    def _check_adapters(self) -> None:
+        if len(self.adapters) > MAX_ADAPTERS:
+            raise ValueError(
+                f"adapters has {len(self.adapters)}; at most {MAX_ADAPTERS} are served by one "
+                "deployment"
+            )
+        for name, where in self.adapters.items():
+            if not name or not name.isprintable() or " " in name:
+                raise ValueError(
+                    f"adapters has the name {name!r}: give one that is not empty, without spaces "
+                    "and control characters"
+                )
+            if name == self.model_name or name in self.gateway.model_aliases:
+                raise ValueError(
+                    f"adapters.{name}: requests for `{name}` get the model itself (its name, or "
+                    "one of gateway.model_aliases); give the adapter another name"
+                )
+            if not where.strip():
+                raise ValueError(
+                    f"adapters.{name} is empty; give a folder, a Hugging Face id or a URL"
+                )
+            if why := why_no_model_url(where):
+                raise ValueError(f"adapters.{name}: {why}")
 
     def _check_int4(self) -> None:
         pools = (self.prefill.cache, self.decode.cache)
@@ -327,6 +358,7 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
         parts = [self.model, self.load_format if self.load_format == "dummy" else ""]
         if self.attention_window is not None:
             parts.append(f"{self.attention_window}+{self.attention_sinks}")
+        parts += [f"{name}={where}" for name, where in sorted(self.adapters.items())]
         return " ".join(filter(None, parts))
 
     @property

@@ -33,6 +33,8 @@ from baton.platform.config.pools import PoolConfig
 from baton.platform.doctor.node_checks import GIB, Demand
 from baton.platform.doctor.process_room import process_bytes
 from baton.platform.machine.core_share import num_ranks_of
+from baton.platform.models.adapter_folders import folders_here
+from baton.platform.models.listing import ADAPTER_WEIGHTS
 
 
 def demand_of(config: DeploymentConfig, folder: Path, *, is_on_gpu: bool) -> Demand:
@@ -44,11 +46,13 @@ def demand_of(config: DeploymentConfig, folder: Path, *, is_on_gpu: bool) -> Dem
     tier_bytes = num_replicas * int(config.tiers.host.gib * GIB)
     weights = least = kv = 0
     if not is_on_gpu:
-        model = read_config(folder)
+        model, adapters = read_config(folder), _adapter_bytes(config)
         for pool in pools:
             of_replica = _replica_bytes(config, pool, model)
             weights += pool.replicas * of_replica.weight_bytes
             least += pool.replicas * _least_bytes(of_replica, config.quantize, folder)
+            weights += pool.replicas * adapters
+            least += pool.replicas * adapters
             kv += pool.replicas * of_replica.kv_bytes
         for role in Role:
             kv += config.pool(role).num_engines * _feature_bytes(config, role, model)
@@ -134,6 +138,16 @@ def _head_bytes(folder: Path, dtype: str) -> int:
     """0 where the weights are not here yet."""
     has_weights = any(path.suffix in (".safetensors", ".bin", ".pt") for path in folder.iterdir())
     return head_bytes(folder, ITEM_BYTES[dtype]) if has_weights else 0
+
+
+def _adapter_bytes(config: DeploymentConfig) -> int:
+    """Bytes of the adapters' files that are here, about what an engine keeps of them."""
+    return sum(
+        path.stat().st_size
+        for folder in folders_here(config).values()
+        for path in map(folder.joinpath, ADAPTER_WEIGHTS)
+        if path.is_file()
+    )
 
 
 def _least_draft_bytes(draft: ModelMemory, config: DeploymentConfig) -> int:

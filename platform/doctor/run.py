@@ -53,6 +53,7 @@ from baton.platform.doctor.versions import (
 )
 from baton.platform.machine.node import NodeFacts, read_node
 from baton.platform.machine.ports import check_bindable
+from baton.platform.models.adapter_folders import with_adapters
 from baton.platform.models.draft_folder import with_draft
 from baton.platform.models.model_folder import find_model
 from baton.platform.security.connections import is_token_given, load_security
@@ -79,6 +80,7 @@ def examine_here(config: DeploymentConfig, *, is_serving: bool) -> tuple[NodeFac
         try:
             folder = find_model(config.model, wants_weights=False)  # no download to speak of
             config = with_draft(config, folder, wants_weights=False)
+            config = with_adapters(config)
             is_on_gpu = _is_on_gpu(config, facts)
             demand = demand_of(config, folder, is_on_gpu=is_on_gpu)
             if not is_on_gpu:

@@ -19,6 +19,7 @@ from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.doctor.demand import demand_of
 from baton.platform.doctor.node_checks import Demand, gib, left_of
 from baton.platform.machine.memory import MemoryFacts
+from baton.platform.models.adapter_folders import folders_here
 from baton.platform.models.hub import holds_weights
 
 ROUNDED = ("int8", "int4")
@@ -45,6 +46,7 @@ def check_start(
         quantize=config.quantize,
         deterministic=config.deterministic,
         streaming=config.streaming,
+        adapters=folders_here(config),  # others are fetched where replicas are placed
         device=device,
     )
     if device is None:

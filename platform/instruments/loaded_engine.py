@@ -26,6 +26,7 @@ from baton.engine.request.request import Request
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.instruments.source_prompts import SourcePrompts
 from baton.platform.machine.core_share import limit_threads
+from baton.platform.models.adapter_folders import folders_here
 from baton.platform.models.model_shape import ModelShape, shape_of
 
 FILLING = 0x3C
@@ -79,8 +80,9 @@ class LoadedEngine:
 
     def _request(self, num_tokens: int, seed: str, max_tokens: int) -> Request:
         sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-        tokens = self.prompt(num_tokens, seed)
-        return Request(seed, tokens, sampling=sampling)
+        tokens, names = self.prompt(num_tokens, seed), self.engine.info.adapters
+        adapter = names[self.engine.num_running % len(names)] if names else ""  # in turn
+        return Request(seed, tokens, sampling=sampling, adapter=adapter)
 
 
 def load_measured(
@@ -102,6 +104,7 @@ def load_measured(
         quantize=config.quantize,
         deterministic=config.deterministic,
         streaming=config.streaming,
+        adapters=folders_here(config),
         max_model_len=config.decode.scheduler.max_model_len,
     )
     engine_config = _sized(config.decode.engine, loaded, device, sizes, max_running)

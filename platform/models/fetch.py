@@ -27,7 +27,16 @@ from baton.core.wording import count_of
 from baton.gateway.text.model_files import ADDITIONAL_TEMPLATES
 from baton.platform.models.borrowed_listing import listing_at_home, listing_of_most
 from baton.platform.models.download import Download, DownloadReport
-from baton.platform.models.listing import WEIGHTS, Listing, RemoteFile, weights_of
+from baton.platform.models.listing import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    CONFIG,
+    WEIGHTS,
+    Listing,
+    RemoteFile,
+    adapter_weights_of,
+    weights_of,
+)
 from baton.platform.models.node_cache import (
     CACHE_VARIABLE,
     CachedRepository,
@@ -59,6 +68,8 @@ class Source:
     """The model as it is asked for."""
     place: str
     """The source without the revision."""
+    is_adapter: bool = False
+    """Whether an adapter is wanted of it, rather than a model."""
     revision: str = LAST
     origin: Place | None
     """None: only other nodes can have it."""
@@ -78,7 +89,7 @@ def fetch(source: Source, report: DownloadReport, peers: Peers, *, wants_weights
     cached = CachedRepository.of(source.place)
     listing, refusal = _asked(source)
     if listing is not None:
-        _check_weights(source.model, listing, wants_weights)
+        _check_kind(source, listing, wants_weights)
     if folder := _known(source, cached, listing, wants_weights):
         if listing is None:
             log.warning("%s; what was fetched before is used", refusal)
@@ -105,7 +116,7 @@ def fetch(source: Source, report: DownloadReport, peers: Peers, *, wants_weights
                 log.warning("%s; it is taken from nodes that took it themselves", refusal)
             else:
                 raise refusal
-            _check_weights(source.model, found, wants_weights)
+            _check_kind(source, found, wants_weights)
             own = None if listing is None else source.origin
             fetching = _Fetching(cached, found, tuple(having), own, report)
             folder = fetching.run(found.chosen(wants_weights=wants_weights))
@@ -164,20 +175,32 @@ def _here(
 def _last(source: Source, cached: CachedRepository, wants_weights: bool) -> Path | None:
     """The last fetched version, if complete."""
     listing = cached.current(source.revision)
-    if listing is not None and (not wants_weights or _has_weights(listing)):
+    if listing is not None and (not wants_weights or _has_weights(source, listing)):
         wanted = listing.chosen(wants_weights=wants_weights)
         if not cached.missing(listing, wanted):
             return cached.version(listing)
     return source.cached(None, wants_weights)
 
 
-def _has_weights(listing: Listing) -> bool:
-    return bool(weights_of([file.name for file in listing.files]))
+def _has_weights(source: Source, listing: Listing) -> bool:
+    names = [file.name for file in listing.files]
+    return bool(adapter_weights_of(names) if source.is_adapter else weights_of(names))
 
 
-def _check_weights(model: str, listing: Listing, wants_weights: bool) -> None:
-    if wants_weights and not _has_weights(listing):
-        raise CheckpointError(f"{model} holds neither {' nor '.join(WEIGHTS)}, in one file or cut")
+def _check_kind(source: Source, listing: Listing, wants_weights: bool) -> None:
+    """Raises CheckpointError if it is not what is wanted, or lacks its weights."""
+    model, names = source.model, {file.name for file in listing.files}
+    if source.is_adapter and ADAPTER_CONFIG not in names:
+        raise CheckpointError(f"{model} has no {ADAPTER_CONFIG}: not a LoRA adapter of PEFT")
+    if not source.is_adapter and CONFIG not in names:
+        raise CheckpointError(
+            f"{model} is a LoRA adapter ({ADAPTER_CONFIG}), and no model; serve the model that it "
+            f"adapts, with --adapter NAME={model}"
+        )
+    if wants_weights and not _has_weights(source, listing):
+        kinds = ADAPTER_WEIGHTS if source.is_adapter else WEIGHTS
+        cut = "" if source.is_adapter else ", in one file or cut"
+        raise CheckpointError(f"{model} holds neither {' nor '.join(kinds)}{cut}")
 
 
 class _Fetching:

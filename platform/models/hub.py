@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING
 from baton.core.errors import CheckpointError
 from baton.platform.models.digest import is_digest
 from baton.platform.models.listing import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    CONFIG,
     WEIGHTS,
     Listing,
     RemoteFile,
@@ -96,19 +99,21 @@ class Hub:
 
 
 def cached_snapshot(
-    model: HubModel, listing: Listing | None, *, wants_weights: bool
+    model: HubModel, listing: Listing | None, *, wants_weights: bool, is_adapter: bool = False
 ) -> Path | None:
     """The complete folder in Hugging Face's own cache, if any: of the listed commit, else of the
-    revision's last known commit."""
+    revision's last known commit. `is_adapter`: an adapter's is looked for, not a model's."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     revision = listing.version if listing else model.revision
     with suppress(HFValidationError):
-        config = try_to_load_from_cache(model.repo, "config.json", revision=revision)
+        name = ADAPTER_CONFIG if is_adapter else CONFIG
+        config = try_to_load_from_cache(model.repo, name, revision=revision)
         if isinstance(config, str):
             folder = Path(config).parent
-            if listing is None and (not wants_weights or holds_weights(folder)):
+            is_whole = holds_adapter(folder) if is_adapter else holds_weights(folder)
+            if listing is None and (is_whole or not wants_weights):
                 return folder
             if listing is not None and _holds(folder, listing.chosen(wants_weights=wants_weights)):
                 return folder
@@ -138,6 +143,10 @@ def holds_weights(folder: Path) -> bool:
                 if all((folder / file).exists() for file in files):
                     return True
     return False
+
+
+def holds_adapter(folder: Path) -> bool:
+    return any((folder / name).exists() for name in ADAPTER_WEIGHTS)
 
 
 def _holds(folder: Path, files: Sequence[RemoteFile]) -> bool:

@@ -12,7 +12,14 @@ import msgspec
 from baton.core.errors import CheckpointError
 from baton.platform.models.digest import digest_of
 from baton.platform.models.hub import HubModel, cached_snapshot, snapshot_listing
-from baton.platform.models.listing import Listing, RemoteFile, files_in, list_files
+from baton.platform.models.listing import (
+    ADAPTER_CONFIG,
+    CONFIG,
+    Listing,
+    RemoteFile,
+    files_in,
+    list_files,
+)
 from baton.platform.models.model_folder import place_of
 from baton.platform.models.node_cache import CachedRepository, size_of
 
@@ -58,7 +65,7 @@ class Lender:
 
 def _find(model: str, version: str) -> tuple[LentModel, Path] | None:
     folder = Path(model).expanduser()
-    if (folder / "config.json").is_file():
+    if any((folder / name).is_file() for name in (CONFIG, ADAPTER_CONFIG)):
         listing = _listed(model, folder)
         return (
             (LentModel(listing, is_home=True), folder) if version in ("", listing.version) else None
@@ -70,9 +77,10 @@ def _find(model: str, version: str) -> tuple[LentModel, Path] | None:
         return LentModel(found, is_home=False), cached.version(found)
     if place.startswith("hf://"):
         hub = HubModel(HubModel.parse(model).repo, version or revision)
-        snapshot = cached_snapshot(hub, None, wants_weights=True)
-        if snapshot is not None:
-            return LentModel(snapshot_listing(hub, snapshot), is_home=False), snapshot
+        for is_adapter in (False, True):
+            snapshot = cached_snapshot(hub, None, wants_weights=True, is_adapter=is_adapter)
+            if snapshot is not None:
+                return LentModel(snapshot_listing(hub, snapshot), is_home=False), snapshot
     return None
 
 

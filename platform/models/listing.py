@@ -18,10 +18,14 @@ from baton.core.errors import CheckpointError
 from baton.gateway.text.model_files import ADDITIONAL_TEMPLATES
 from baton.platform.models.digest import is_digest
 
+CONFIG = "config.json"
 DESCRIPTIONS = ("*.json", "*.jinja", "*.model")
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 WEIGHTS = (SAFE, PICKLED)
 """Weight files by preference; large ones are sharded: `model-00001-of-00003.safetensors`."""
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+"""What PEFT writes for an adapter: weight files by preference."""
 SUMS = "SHA256SUMS"
 """The output of `sha256sum *` in the folder; if present, files are verified against it."""
 
@@ -64,14 +68,16 @@ class Listing(msgspec.Struct, frozen=True):
 def list_files(
     model: str, files: Iterable[RemoteFile], *, is_trusted: bool = False, version: str = ""
 ) -> Listing:
-    """Raises CheckpointError if the model cannot be served.
+    """Raises CheckpointError if it is the listing of neither a model nor an adapter.
 
     `is_trusted`: pickled weights are taken, too. Without a `version`, the files make one.
     """
     kept = tuple(file for file in files if is_trusted or not file.name.endswith(".bin"))
     names = [file.name for file in kept]
-    if "config.json" not in names:
-        raise CheckpointError(f"{model} has no config.json: not a Hugging Face model folder")
+    if CONFIG not in names and ADAPTER_CONFIG not in names:
+        raise CheckpointError(
+            f"{model} has no {CONFIG}: not a Hugging Face model folder, nor one of an adapter"
+        )
     if not version:
         facts = sorted(f"{one.name} {one.size} {one.digest or one.etag}" for one in kept)
         version = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
@@ -112,10 +118,15 @@ def parse_sums(text: str) -> dict[str, str]:
 
 def choose_files(names: Iterable[str], *, wants_weights: bool) -> list[str]:
     """The files of a repository that Baton reads: no subfolders except chat templates, weights of
-    one kind."""
+    one kind; of an adapter's, those of the adapter alone. A repository that is both has both."""
     known = [name for name in names if is_model_file(name)]
-    chosen = [name for name in known if any(fnmatch(name, pattern) for pattern in DESCRIPTIONS)]
-    return chosen + (weights_of([*filter(is_plain, known)]) if wants_weights else [])
+    plain = [*filter(is_plain, known)]
+    weights, of_adapter = weights_of(plain), adapter_weights_of(plain)
+    if of_adapter and not weights:
+        chosen = [ADAPTER_CONFIG]
+    else:
+        chosen = [name for name in known if any(fnmatch(name, pattern) for pattern in DESCRIPTIONS)]
+    return [*chosen, *weights, *of_adapter] if wants_weights else chosen
 
 
 def weights_of(names: Sequence[str]) -> list[str]:
@@ -125,6 +136,12 @@ def weights_of(names: Sequence[str]) -> list[str]:
         if weights:
             return weights
     return []
+
+
+def adapter_weights_of(names: Sequence[str]) -> list[str]:
+    """The weight file of an adapter's folder; none without an adapter's configuration."""
+    found = [name for name in ADAPTER_WEIGHTS if name in names]
+    return found[:1] if ADAPTER_CONFIG in names else []
 
 
 def shards_of(index: bytes) -> list[str]:

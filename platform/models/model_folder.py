@@ -11,6 +11,7 @@ from baton.platform.config.model_url import scheme_of, why_no_model_url
 from baton.platform.models.download import DownloadReport, NoReport
 from baton.platform.models.fetch import LAST, Source, fetch
 from baton.platform.models.hub import MAIN, SCHEME, Hub, HubModel, cached_snapshot
+from baton.platform.models.listing import ADAPTER_CONFIG
 from baton.platform.models.origins.file_system import FileSystemFolder
 from baton.platform.models.origins.web_folder import WebFolder
 from baton.platform.models.peers import NoPeers, Peers
@@ -53,6 +54,22 @@ def find_model(
     )
 
 
+def find_adapter(
+    where: str, *, report: DownloadReport | None = None, peers: Peers | None = None
+) -> Path:
+    """Return a local folder with the adapter's files, fetched if it must be.
+
+    `peers`: nodes that may have it. Raises CheckpointError with what to do.
+    """
+    folder = Path(where).expanduser()
+    if folder.is_dir():
+        if not (folder / ADAPTER_CONFIG).is_file():
+            raise CheckpointError(f"{folder} has no {ADAPTER_CONFIG}: not a LoRA adapter of PEFT")
+        return folder.resolve()
+    source = source_of(where, is_adapter=True)
+    return fetch(source, report or NoReport(), peers or NoPeers(), wants_weights=True)
+
+
 def local_folder(model: str) -> Path | None:
     """The folder that this machine has of itself; None for what would have to be fetched."""
     if model in BUILT_IN:
@@ -67,7 +84,7 @@ def whole_name(model: str) -> str:
     return str(folder.resolve()) if model not in BUILT_IN and folder.is_dir() else model
 
 
-def source_of(model: str) -> Source:
+def source_of(model: str, *, is_adapter: bool = False) -> Source:
     """Where it is fetched from, if it is not here. Raises CheckpointError."""
     if why := why_no_model_url(model):
         raise CheckpointError(why)
@@ -77,20 +94,33 @@ def source_of(model: str) -> Source:
         return Source(
             model=str(hub),
             place=place,
+            is_adapter=is_adapter,
             revision=revision,
             origin=Hub(hub),
-            cached=lambda listing, wants: cached_snapshot(hub, listing, wants_weights=wants),
+            cached=lambda listing, wants: cached_snapshot(
+                hub, listing, wants_weights=wants, is_adapter=is_adapter
+            ),
         )
     match scheme_of(model):
         case "":
+            kind = "an adapter's" if is_adapter else "a model"
+            remedy = "" if is_adapter else "; `baton models` lists those that are here"
             reason = (
-                f"no folder {model}; give a model folder or a Hugging Face id (org/name), or a "
-                "URL; `baton models` lists those that are here"
+                f"no folder {model}; give {kind} folder or a Hugging Face id (org/name), or a "
+                f"URL{remedy}"
             )
-            return Source(model=model, place=place, origin=None, why_unreachable=reason)
+            return Source(
+                model=model,
+                place=place,
+                is_adapter=is_adapter,
+                origin=None,
+                why_unreachable=reason,
+            )
         case "http" | "https":
-            return Source(model=model, place=place, origin=WebFolder(model))
-    return Source(model=model, place=place, origin=FileSystemFolder(model))
+            web = WebFolder(model, is_adapter=is_adapter)
+            return Source(model=model, place=place, is_adapter=is_adapter, origin=web)
+    files = FileSystemFolder(model)
+    return Source(model=model, place=place, is_adapter=is_adapter, origin=files)
 
 
 def place_of(model: str) -> tuple[str, str]:

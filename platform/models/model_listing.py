@@ -18,6 +18,7 @@ from baton.engine.checkpoint.files.tensor_files import read_entries
 from baton.engine.checkpoint.load import check_model, read_config
 from baton.engine.models.config.description import architecture_of, read_json
 from baton.engine.models.registry import family_of
+from baton.platform.models.listing import ADAPTER_CONFIG, CONFIG
 from baton.platform.models.model_folder import BUILT_IN, find_model
 from baton.platform.models.node_cache import fetched
 
@@ -46,7 +47,13 @@ def list_models() -> list[ListedModel]:
 def describe(name: str, folder: Path) -> ListedModel:
     """Facts about the model, up to the first problem."""
     known: dict[str, object] = {}
+    adapter = folder / ADAPTER_CONFIG
     try:
+        if adapter.exists() and not (folder / CONFIG).exists():
+            base = read_json(adapter).get("base_model_name_or_path")
+            raise CheckpointError(
+                f"a LoRA adapter of {base}; serve that with --adapter NAME={name}"
+            )
         known["architecture"] = architecture_of(read_json(folder / "config.json"))
         config = read_config(folder)
         known["max_model_len"] = config.max_model_len

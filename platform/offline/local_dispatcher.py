@@ -101,6 +101,7 @@ class LocalDispatcher:
                 prompt=generation.prompt,
                 sampling=generation.sampling,
                 salt=generation.salt,
+                adapter=generation.adapter,
                 tenant=generation.tenant,
                 cache_points=generation.cache_points,
                 prefill=self._prefill,

@@ -22,6 +22,7 @@ from baton.kv_transfer.exchange import ExchangeParts
 from baton.kv_transfer.transports import TransportParts, create_transport
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.machine.core_share import limit_threads
+from baton.platform.models.adapter_folders import folders_here
 from baton.platform.offline.local_dispatcher import LocalDispatcher
 from baton.platform.replica.replica import Progress, load_engine
 from baton.proto.channels import Channels
@@ -32,7 +33,8 @@ REPLICA_ID = ReplicaId("local")
 async def load_offline(
     config: DeploymentConfig, folder: Path, progress: Progress | None = None
 ) -> Engine:
-    """Load an engine of the decode pool. Raises CheckpointError or InvalidConfig as a replica does.
+    """Load an engine of the decode pool; `config` has the adapters' folders. Raises CheckpointError
+    or InvalidConfig as a replica does.
     Cancelling it stops reading weights on the other thread.
     """
     limit_threads()
@@ -45,7 +47,8 @@ async def load_offline(
             progress(done, total)
 
     try:
-        return await load_engine(config, Role.DECODE, folder, report)
+        adapters = folders_here(config)
+        return await load_engine(config, Role.DECODE, folder, report, adapters=adapters)
     except asyncio.CancelledError:
         is_cancelled.set()
         raise

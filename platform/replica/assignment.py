@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -44,6 +45,8 @@ class Assignment:
     """The node that has the model folder; empty: all nodes do."""
     draft: str = ""
     """The draft model as configured; `config` has its folder."""
+    adapters: Mapping[str, Path] = field(default_factory=dict)
+    """Folders of the adapters by name; `config` has what was configured."""
 
     def actor_name(self, process: int) -> str:
         """Name of the actor in Ray's dashboard and logs. Serve gives every start of a replica a new

@@ -66,8 +66,15 @@ class Lifetime:
         def progress(num_bytes: int, total: int) -> None:
             self._startup.advance(num_bytes / max(1, total))
 
-        role, folder = self._assignment.role, self._assignment.folder
-        self._engine = await load_engine(self._config, role, folder, progress, groups)
+        assigned = self._assignment
+        self._engine = await load_engine(
+            self._config,
+            assigned.role,
+            assigned.folder,
+            progress,
+            groups,
+            adapters=assigned.adapters,
+        )
 
     async def serve(self, host: str) -> None:
         """Serve on a free port of `host`."""

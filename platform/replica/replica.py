@@ -7,10 +7,11 @@ benches.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import grpc.aio
 
@@ -57,6 +58,7 @@ from baton.proto.replica_pb2_grpc import (
 )
 
 Progress = Callable[[int, int], None]
+NO_ADAPTERS: Mapping[str, Path] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -149,10 +151,13 @@ async def load_engine(
     folder: Path,
     progress: Progress | None = None,
     groups: MeshGroups = ONE_RANK,
+    *,
+    adapters: Mapping[str, Path] = NO_ADAPTERS,
 ) -> Engine:
     """Read the weights in a thread, so that the event loop can report how far it is.
 
-    A draft model is named by its folder: see `baton.platform.models.draft_folder`.
+    A draft model is named by its folder: see `baton.platform.models.draft_folder`. `adapters`: the
+    folders of the deployment's adapters, by name.
     """
     return await asyncio.to_thread(
         assemble_engine,
@@ -164,6 +169,7 @@ async def load_engine(
         quantize=config.quantize,
         deterministic=config.deterministic,
         streaming=config.streaming,
+        adapters=adapters,
         progress=progress,
         groups=groups,
     )

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import cycle
 
 from baton.core.ids import ReplicaId, new_request_id
 from baton.core.messages import Receipt
@@ -18,6 +19,7 @@ from baton.core.wording import count_of
 from baton.decode_service.worker import DecodeWorker
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
+from baton.gateway.access.cache_salt import CacheSalts
 from baton.gateway.requests.generations.generation import Generation
 from baton.kv_transfer.handoff.auditor import AuditReport
 from baton.kv_transfer.transports import TransportParts
@@ -29,6 +31,7 @@ from baton.platform.verify.cases import Prompt
 MakeEngine = Callable[[Role, EngineConfig], Engine]
 
 LOOPBACK = "127.0.0.1"
+SALTS = CacheSalts("")
 SETTLE_TIMEOUT_S = 30.0
 """A busy machine takes its time, and only a leak is waited for so long."""
 SETTLE_POLL_S = 0.01
@@ -53,8 +56,14 @@ class Fleet:
         assert isinstance(worker, DecodeWorker)
         return worker
 
-    async def ask(self, prompt: Prompt, sampling: SamplingParams) -> Answer:
-        generation = Generation(request_id=new_request_id(), prompt=prompt, sampling=sampling)
+    async def ask(self, prompt: Prompt, sampling: SamplingParams, adapter: str = "") -> Answer:
+        generation = Generation(
+            request_id=new_request_id(),
+            prompt=prompt,
+            sampling=sampling,
+            salt=SALTS.salt("", "", adapter),
+            adapter=adapter,
+        )
         running, answer = await self.dispatcher.start(generation), Answer()
         try:
             async for update in running:
@@ -68,9 +77,12 @@ class Fleet:
     async def ask_all(
         self, prompts: Sequence[Prompt], sampling: SamplingParams, *, at_once: bool
     ) -> list[Answer]:
+        """With adapters, prompts take turns: the model alone, then each adapter."""
+        turns = cycle(("", *self.decode.core.engine.info.adapters))
+        asked = [self.ask(prompt, sampling, next(turns)) for prompt in prompts]
         if at_once:
-            return list(await asyncio.gather(*(self.ask(prompt, sampling) for prompt in prompts)))
-        return [await self.ask(prompt, sampling) for prompt in prompts]
+            return list(await asyncio.gather(*asked))
+        return [await each for each in asked]
 
     async def leaks(self) -> list[str]:
         """What the auditors find once everything has had the time to come to rest."""

@@ -117,6 +117,8 @@ class Decision:
     names: Sequence[bytes] | None = ()
     """Names of the prompt's whole blocks; None: forgotten."""
     block_size: int = 1
+    adapter: str = ""
+    """The LoRA adapter that it is computed with; empty: none."""
     session: str = ""
     slo: Slo = NO_SLO
     policy: str

@@ -58,7 +58,8 @@ def graphs_of(
     capture: ComputingCapture | None = None,
     taps: AuxHiddenStates | None = None,
 ) -> DecodeGraphs:
-    batch = StaticBatch(limits, runner.cache.layout.block_size)
+    has_adapters = runner.model.adapters.exist
+    batch = StaticBatch(limits, runner.cache.layout.block_size, has_adapters=has_adapters)
     return DecodeGraphs(captured_model(runner, spare_block, capture, taps), batch)
 
 
@@ -70,5 +71,5 @@ def mixed_graphs_of(
     capture: ComputingCapture | None = None,
     taps: AuxHiddenStates | None = None,
 ) -> MixedGraphs:
-    batch = mixed_batch(limits, runner.cache.layout.block_size)
-    return MixedGraphs(captured_model(runner, spare_block, capture, taps), batch)
+    captured = captured_model(runner, spare_block, capture, taps)
+    return MixedGraphs(captured, mixed_batch(captured, limits))

@@ -32,6 +32,8 @@ class ModelInfo:
     """The vectors of a token and KV head: a key and a value, or a latent that is both."""
     side_caches: tuple[SideCache, ...] = ()
     """Side caches of the layers."""
+    adapters: tuple[str, ...] = ()
+    """Names of the adapters (LoRA) that requests may ask for."""
 
     @property
     def num_logits(self) -> int:

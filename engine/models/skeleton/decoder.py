@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from baton.engine.batch.batch import Batch, OnLayer
+from baton.engine.layers.adapted import PassAdapters
 from baton.engine.layers.embedding import Embedding
 from baton.engine.layers.linear import ExactLinear, Linear
 from baton.engine.layers.rope import RotaryAngles
@@ -33,6 +34,8 @@ class Decoder(nn.Module):
     is_capturable: ClassVar[bool] = True
     """Whether a decode pass on a GPU launches the same work for any lengths, so that it can be
     captured."""
+    narrows_last_layer: ClassVar[bool] = True
+    """Whether the feed-forward of the last layer is given the wanted outputs alone."""
     is_mixed_capturable: ClassVar[bool] = True
     """Whether a pass with prompts does so, without extra cost for the longest possible lengths."""
 
@@ -57,6 +60,8 @@ class Decoder(nn.Module):
         self.layers = range(config.num_layers)
         """Layers computed on this rank: see `baton.engine.sharding.stages`."""
         self.norm = norm
+        self.adapters = PassAdapters()
+        """What the layers read the adapters of a pass's rows from."""
         self.head = _head(config)
         self.logit_softcap = config.logit_softcap
         self.latent = None if config.latent is None else config.latent.shape
@@ -78,6 +83,7 @@ class Decoder(nn.Module):
         """Write the tokens' KV into the caches, one per layer; return the outputs [S, D]. `taps`
         receive the inputs of their layers.
         """
+        self.adapters.rows = batch.adapters
         x = self.embedded(batch)
         tapping = AuxCapture(taps, batch.output_rows) if taps is not None and taps.is_on else None
         wanted = batch.output_rows

@@ -79,6 +79,7 @@ class StreamBlock(nn.Module):
 class StreamDecoder(Decoder):
     """n streams, which begin as copies of the embedding, and are merged before the last norm."""
 
+    narrows_last_layer: ClassVar[bool] = False
     is_capturable: ClassVar[bool] = False
     """Without compiled operators, attention loops over requests."""
 
@@ -98,6 +99,7 @@ class StreamDecoder(Decoder):
     ) -> Tensor:
         assert taps is None, "taps are of one stream"
         streams = spread_streams(self.embedded(batch), self.num_streams)  # [T, n, D]
+        self.adapters.rows = batch.adapters
         rotations = [angles(batch.sequences.positions) for angles in self.angles]
         for layer, cache in zip(self.layers, caches, strict=True):
             rotation = rotations[self.angles_of_block[layer] or 0]

@@ -118,6 +118,7 @@ class DecisionLog:
             num_prefill_tokens=placement.num_prefill_tokens,
             names=prompt.names,
             block_size=prompt.block_size,
+            adapter=request.adapter,
             session=prompt.session,
             slo=asked.kept.slo,
             policy=self.policy,

@@ -40,6 +40,7 @@ class Accounts:
             current,
             placement=self._placement,
             prefill_replica=current.prefill_replica or spent.prefill_replica,
+            adapter=current.adapter or spent.adapter,
             attempts=max(self.number, 1),
             prompt_tokens=self._num_prompt_tokens,
             cached_tokens=prompt.cached_tokens,

@@ -77,6 +77,7 @@ def first_request(generation: Generation) -> GenerateRequest:
         prompt=generation.prompt,
         sampling=generation.sampling,
         salt=generation.salt,
+        adapter=generation.adapter,
         tenant=generation.tenant,
         cache_points=generation.cache_points,
         priority=generation.priority,

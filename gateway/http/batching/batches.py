@@ -59,7 +59,7 @@ class BatchesApi:
 
     async def create(self, request: Request) -> Response:
         service, caller = kept_service(self._service), request.state.caller
-        self._gateway.check_model(None, caller)
+        self._gateway.check_any_model(caller)
         body = await read_known(request, self._gateway.config, BatchBody)
         _check(body)
         keep_s = self._gateway.config.batches.keep_s

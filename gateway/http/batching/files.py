@@ -63,7 +63,7 @@ class FilesApi:
 
     async def create(self, request: Request) -> Response:
         files, config = self._files, self._gateway.config
-        self._gateway.check_model(None, request.state.caller)
+        self._gateway.check_any_model(request.state.caller)
         max_bytes = config.batches.max_file_bytes
         await files.check_room(request.state.caller.owner, config.batches.max_kept_bytes)
         chunks = body_chunks(request, config, max_bytes + MAX_OTHER_BYTES)

@@ -93,7 +93,7 @@ class MessageBatchesApi:
     async def create(self, request: Request) -> Response:
         service, config = kept_service(self._service), self._gateway.config.batches
         caller, owner = request.state.caller, request.state.caller.owner
-        self._gateway.check_model(None, caller)
+        self._gateway.check_any_model(caller)
         body = await read_known(request, self._gateway.config, MessageBatchBody)
         _check(body.requests, config.max_lines)
         await service.files.check_room(owner, config.max_kept_bytes)

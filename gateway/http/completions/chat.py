@@ -63,7 +63,8 @@ class ChatApi:
         chunks = ChatFormat(
             id=f"chatcmpl-{public_id}",
             created=who.created,
-            model=gateway.model,
+            tokenizer=gateway.model.tokenizer,
+            model=gateway.model.named(order.adapter),
             body=body,
             plan=plan,
             prompt=order.prompts[0],
@@ -84,7 +85,7 @@ async def chat_order(
     gateway: Gateway, body: ChatBody, who: RequestContext
 ) -> tuple[CompletionRequest, ChatPlan]:
     """Raises InvalidRequest."""
-    gateway.check_model(body.model, who.caller)
+    adapter = gateway.check_model(body.model, who.caller)
     refuse_fields(body)
     options = _options(body)
     plan = await plan_chat(gateway, conversation_of(body, gateway), who.caller.parking)
@@ -97,6 +98,7 @@ async def chat_order(
         field_by_option={"logprobs": "top_logprobs", "max_tokens": body.max_name},
         shown_special=shown_special(body, gateway.model, plan.shown_special),
         includes_stop=bool(body.include_stop_str_in_output),
+        adapter=adapter,
         cache_salt=body.cache_salt or "",
         session=who.session(body.prompt_cache_key),
         returns_progress=bool(body.return_progress),

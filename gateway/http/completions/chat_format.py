@@ -27,28 +27,30 @@ from baton.gateway.output.reasoning import ReasoningStart
 from baton.gateway.requests.completion_request import Prompt
 from baton.gateway.requests.generations.choices import ChoiceDelta
 from baton.gateway.requests.generations.completion_stream import Usage
-from baton.gateway.text.served_model import ServedModel
+from baton.gateway.text.tokenizer import TextTokenizer
 
 
 class ChatFormat:
     """The chat answer to one request, whole or in chunks."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one parameter a part
         self,
         *,
         id: str,
         created: int,
-        model: ServedModel,
+        tokenizer: TextTokenizer,
+        model: str,
         body: ChatBody,
         plan: ChatPlan,
         prompt: Prompt,
     ) -> None:
-        """`prompt` is the prompt as computed, which may be shorter than planned."""
+        """`model`: its name, or the adapter's. `prompt` is the prompt as computed, which may be
+        shorter than planned."""
         self._id = id
         self._created = created
         self._model = model
         self._body = body
-        self._names = token_names(model.tokenizer, by_id=body.return_tokens_as_token_ids)
+        self._names = token_names(tokenizer, by_id=body.return_tokens_as_token_ids)
         self._plan = plan
         self._prompt = prompt
         self._reader_by_index: dict[int, ChoiceReader] = {}
@@ -147,7 +149,7 @@ class ChatFormat:
 
     def _answer(self, kind: str, part: ChoiceDelta | None) -> ChatAnswer:
         """A chunk or answer; the first one of the first choice also has the prompt's fields."""
-        answer = ChatAnswer(id=self._id, object=kind, created=self._created, model=self._model.name)
+        answer = ChatAnswer(id=self._id, object=kind, created=self._created, model=self._model)
         if part is not None and part.is_first and part.index == 0:
             if self._body.return_token_ids:
                 answer.prompt_token_ids = self._prompt.tokens

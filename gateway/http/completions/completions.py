@@ -38,7 +38,7 @@ from baton.gateway.requests.generations.choices import ChoiceDelta
 from baton.gateway.requests.generations.completion_stream import Usage
 from baton.gateway.requests.options import options_from
 from baton.gateway.requests.prompts import read_prompts, truncated, with_cache_point
-from baton.gateway.text.served_model import ServedModel
+from baton.gateway.text.tokenizer import TextTokenizer
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -58,7 +58,8 @@ class CompletionsApi:
         chunks = CompletionFormat(
             id=f"cmpl-{public_id}",
             created=who.created,
-            model=gateway.model,
+            tokenizer=gateway.model.tokenizer,
+            model=gateway.model.named(order.adapter),
             body=body,
             prompts=order.prompts,
             choices_per_prompt=completion.choices_per_prompt,
@@ -79,7 +80,7 @@ async def completion_order(
     gateway: Gateway, body: CompletionBody, who: RequestContext
 ) -> CompletionRequest:
     """Raises InvalidRequest."""
-    gateway.check_model(body.model, who.caller)
+    adapter = gateway.check_model(body.model, who.caller)
     refuse_fields(body)
     prompts = await read_prompts(
         gateway,
@@ -104,6 +105,7 @@ async def completion_order(
         is_streamed=bool(body.stream),
         field_by_option={"max_tokens": body.max_name},
         default_max_tokens=DEFAULT_MAX_TOKENS,
+        adapter=adapter,
         cache_salt=body.cache_salt or "",
         session=who.session(body.prompt_cache_key),
         returns_progress=bool(body.return_progress),
@@ -115,7 +117,9 @@ async def completion_order(
 class CompletionFormat:
     id: str
     created: int
-    model: ServedModel
+    tokenizer: TextTokenizer
+    model: str
+    """Its name, or the adapter's."""
     body: CompletionBody
     prompts: Sequence[Prompt]
     choices_per_prompt: int
@@ -148,12 +152,12 @@ class CompletionFormat:
 
     def closing(self) -> CompletionAnswer:
         return CompletionAnswer(
-            id=self.id, object="text_completion", created=self.created, model=self.model.name
+            id=self.id, object="text_completion", created=self.created, model=self.model
         )
 
     def _choice(self, part: ChoiceDelta) -> CompletionChoice:
         body, delta = self.body, part.delta
-        tokenizer = token_names(self.model.tokenizer, by_id=body.return_tokens_as_token_ids)
+        tokenizer = token_names(self.tokenizer, by_id=body.return_tokens_as_token_ids)
         choice = CompletionChoice(
             index=part.index,
             text=delta.text,

@@ -58,7 +58,7 @@ class MessagesApi:
 
     async def create(self, request: Request) -> Responder:
         gateway = self._gateway
-        body = await self._read(request)
+        body, adapter = await self._read(request)
         shown = _thinking_shown(body)
         who = request_context(request, is_resumable=bool(body.resumable))
         public_id = answered_id(body, who)
@@ -76,6 +76,7 @@ class MessagesApi:
             field_by_option=FIELD_BY_OPTION,
             shown_special=shown_special(body, gateway.model, plan.shown_special),
             includes_stop=bool(body.include_stop_str_in_output),
+            adapter=adapter,
             cache_salt=body.cache_salt or "",
             session=who.session(body.prompt_cache_key),
             caller=who.caller,
@@ -83,7 +84,7 @@ class MessagesApi:
         completion = gateway.complete(order)
         terms = AnswerTerms(
             id=f"msg_{public_id}",
-            model=gateway.model.name,
+            model=gateway.model.named(adapter),
             max_tokens=body.max_tokens,
             room=room,
             thinking=shown,
@@ -101,7 +102,7 @@ class MessagesApi:
     async def count_tokens(self, request: Request) -> Response:
         """Count the tokens of the prompt that such a request would have."""
         gateway = self._gateway
-        body = await self._read(request)
+        body, _ = await self._read(request)
         conversation = for_model(gateway, self._conversation(request, body))
         text = render_chat(conversation)
         tokens = await encode_chat(gateway, conversation, text)
@@ -111,12 +112,13 @@ class MessagesApi:
     def _truncated(self, prompt: Prompt, body: MessagesBody) -> Prompt:
         return truncated(prompt, body.truncate_prompt_tokens, self._gateway, options_from(body))
 
-    async def _read(self, request: Request) -> MessagesBody:
+    async def _read(self, request: Request) -> tuple[MessagesBody, str]:
+        """The body, and the adapter that it names."""
         body = await read_known(request, self._gateway.config, MessagesBody)
-        self._gateway.check_model(body.model, request.state.caller)
+        adapter = self._gateway.check_model(body.model, request.state.caller)
         refuse_foreign(body)
         body.tools = without_hosted(request, self._gateway.config, body.tools, ANTHROPICS)
-        return body
+        return body, adapter
 
     def _conversation(self, request: Request, body: MessagesBody) -> Conversation:
         """Notes the fields that have no effect. Raises InvalidRequest."""

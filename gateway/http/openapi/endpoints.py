@@ -301,7 +301,7 @@ ENDPOINTS = (
     Endpoint(
         path="/v1/models",
         tag=MODELS,
-        summary="The model served",
+        summary="The model served, and its adapters",
         details="In Anthropic's shape for who sends its header `anthropic-version`.",
         answer=ModelListAnswer,
     ),

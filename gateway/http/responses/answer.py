@@ -85,7 +85,7 @@ class ResponseAnswer(msgspec.Struct, kw_only=True):
 
 
 def begun_answer(
-    body: ResponsesBody, model: ServedModel, *, id: str, created: int, is_kept: bool
+    body: ResponsesBody, model: ServedModel, adapter: str, *, id: str, created: int, is_kept: bool
 ) -> ResponseAnswer:
     """An answer in progress, without output."""
     defaults = model.sampling
@@ -94,7 +94,7 @@ def begun_answer(
         id=id,
         created_at=created,
         background=bool(body.background),
-        model=model.name,
+        model=model.named(adapter),
         instructions=body.instructions,
         max_output_tokens=body.max_output_tokens,
         metadata=body.metadata or {},

@@ -63,7 +63,7 @@ class ResponsesApi:
 
     async def create(self, request: Request) -> Responder | Response:
         gateway = self._gateway
-        body = await self._read(request)
+        body, adapter = await self._read(request)
         is_kept = self._is_kept(body, request.state.caller)
         options = _options(body)
         who = request_context(request, is_resumable=bool(body.resumable), is_kept=is_kept)
@@ -87,6 +87,7 @@ class ResponsesApi:
             field_by_option=FIELD_BY_OPTION,
             shown_special=shown_special(body, gateway.model, plan.shown_special),
             includes_stop=bool(body.include_stop_str_in_output),
+            adapter=adapter,
             cache_salt=body.cache_salt or "",
             session=who.session(body.prompt_cache_key),
             caller=who.caller,
@@ -95,7 +96,12 @@ class ResponsesApi:
         is_named_by_client = REQUEST_ID in request.headers or body.request_id is not None
         base = new_request_id() if is_kept and is_named_by_client else public_id
         answer = begun_answer(
-            body, gateway.model, id=f"{ID_PREFIX}{base}", created=who.created, is_kept=is_kept
+            body,
+            gateway.model,
+            adapter,
+            id=f"{ID_PREFIX}{base}",
+            created=who.created,
+            is_kept=is_kept,
         )
         terms = AnswerTerms(
             names=token_names(gateway.model.tokenizer, by_id=body.return_tokens_as_token_ids),
@@ -134,7 +140,7 @@ class ResponsesApi:
     async def count_tokens(self, request: Request) -> Response:
         """Count the tokens of the prompt that such a request would have."""
         gateway = self._gateway
-        body = await self._read(request)
+        body, _ = await self._read(request)
         options, earlier = _options(body), await self._earlier(body, request.state.caller.owner)
         conversation = for_model(gateway, conversation_of(body, gateway.model, earlier))
         text = render_chat(conversation)
@@ -143,14 +149,14 @@ class ResponsesApi:
         prompt = truncated(prompt, body.truncate_prompt_tokens, gateway, options)
         return json_response(InputTokensAnswer(input_tokens=len(prompt.tokens)))
 
-    async def _read(self, request: Request) -> ResponsesBody:
-        """Raises InvalidRequest."""
+    async def _read(self, request: Request) -> tuple[ResponsesBody, str]:
+        """The body, and the adapter that it names. Raises InvalidRequest."""
         config = self._gateway.config
         body = await read_known(request, config, ResponsesBody)
-        self._gateway.check_model(body.model, request.state.caller)
+        adapter = self._gateway.check_model(body.model, request.state.caller)
         refuse_fields(body)
         body.tools = without_hosted(request, config, body.tools, OPENAIS)
-        return body
+        return body, adapter
 
     def _is_kept(self, body: ResponsesBody, caller: Caller) -> bool:
         """Whether to store the answer; in a batch's line only if asked. Raises InvalidRequest."""

@@ -53,7 +53,7 @@ class ClassifyApi:
     async def create(self, request: Request) -> AwaitedResponse:
         gateway = self._gateway
         body = await read_known(request, gateway.config, ClassifyBody)
-        gateway.check_model(body.model, request.state.caller)
+        adapter = gateway.check_model(body.model, request.state.caller)
         require_classifier(gateway)
         inputs = await text_prompts(
             gateway,
@@ -63,7 +63,7 @@ class ClassifyApi:
             max_tokens=max_tokens_of(gateway, body.truncate_prompt_tokens),
         )
         return AwaitedResponse(
-            self._answer(order_of(request, body), inputs, is_activated=body.is_activated)
+            self._answer(order_of(request, body, adapter), inputs, is_activated=body.is_activated)
         )
 
     async def _answer(
@@ -74,7 +74,7 @@ class ClassifyApi:
         return ClassifyAnswer(
             id=f"classify-{order.request_id}",
             created=int(time.time()),
-            model=self._gateway.model.name,
+            model=self._gateway.model.named(order.adapter),
             data=[
                 ClassAnswer(
                     index=index,

@@ -14,7 +14,7 @@ from baton.gateway.requests.unsupported import Label
 
 class PooledBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
-    """The one that is served, which is also the default."""
+    """The one that is served, which is also the default, or one of its LoRA adapters."""
     truncate_prompt_tokens: Annotated[
         int | None,
         Meta(
@@ -45,10 +45,11 @@ class PooledUsage(msgspec.Struct, kw_only=True):
     total_tokens: int
 
 
-def order_of(request: Request, body: PooledBody) -> PoolingRequest:
+def order_of(request: Request, body: PooledBody, adapter: str) -> PoolingRequest:
     return PoolingRequest(
         request_id=request.state.request_id,
         priority=body.priority,
+        adapter=adapter,
         cache_salt=body.cache_salt or "",
         caller=request.state.caller,
     )

@@ -102,21 +102,23 @@ class ScoresApi:
     async def score(self, request: Request) -> AwaitedResponse:
         gateway = self._gateway
         body = await read_known(request, gateway.config, ScoreBody)
-        gateway.check_model(body.model, request.state.caller)
+        adapter = gateway.check_model(body.model, request.state.caller)
         first = _side(("text_1", body.text_1), ("queries", body.queries))
         second = _side(("text_2", body.text_2), ("documents", body.documents))
-        return AwaitedResponse(self._scored(_order(request, body, first, second)))
+        return AwaitedResponse(self._scored(_order(request, body, adapter, first, second)))
 
     async def rerank(self, request: Request) -> AwaitedResponse:
         gateway = self._gateway
         body = await read_known(request, gateway.config, RerankBody)
-        gateway.check_model(body.model, request.state.caller)
+        adapter = gateway.check_model(body.model, request.state.caller)
         if body.top_n is not None and body.top_n < 0:
             raise InvalidRequest(f"top_n must be at least 0; got {body.top_n}", field="top_n")
         texts = tuple(each if isinstance(each, str) else each.text for each in body.documents)
         query = Side(texts=(body.query,), field="query", is_list=False)
         documents = Side(texts=await self._read(texts, body), field="documents", is_list=True)
-        return AwaitedResponse(self._ranked(_order(request, body, query, documents), body, texts))
+        return AwaitedResponse(
+            self._ranked(_order(request, body, adapter, query, documents), body, texts)
+        )
 
     async def _read(self, texts: tuple[str, ...], body: RerankBody) -> tuple[str, ...]:
         """The documents, cut to `max_tokens_per_doc`. Raises InvalidRequest."""
@@ -139,7 +141,7 @@ class ScoresApi:
         return ScoreAnswer(
             id=f"score-{order.asked.request_id}",
             created=int(time.time()),
-            model=self._gateway.model.name,
+            model=self._gateway.model.named(order.asked.adapter),
             data=[ScoreEntry(index=i, score=value) for i, value in enumerate(found.scores)],
             usage=PooledUsage(prompt_tokens=num_tokens, total_tokens=num_tokens),
         )
@@ -153,7 +155,7 @@ class ScoresApi:
         shows = body.return_documents is not False
         return RerankAnswer(
             id=f"rerank-{order.asked.request_id}",
-            model=self._gateway.model.name,
+            model=self._gateway.model.named(order.asked.adapter),
             results=[
                 RerankEntry(
                     index=i,
@@ -179,11 +181,13 @@ def _side(*named: tuple[str, Texts | None]) -> Side:
     return Side(texts=tuple(texts) if is_list else (str(texts),), field=name, is_list=is_list)
 
 
-def _order(request: Request, body: PairsBody, first: Side, second: Side) -> ScoreRequest:
+def _order(
+    request: Request, body: PairsBody, adapter: str, first: Side, second: Side
+) -> ScoreRequest:
     return ScoreRequest(
         first=first,
         second=second,
-        asked=order_of(request, body),
+        asked=order_of(request, body, adapter),
         pooling=Pooling(body.pooling) if body.pooling else None,
         instruction=body.instruction,
         is_activated=body.is_activated,

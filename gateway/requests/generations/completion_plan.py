@@ -88,6 +88,7 @@ def _choices(
         prompt=prompt.tokens,
         sampling=sampling,
         salt=salt,
+        adapter=order.adapter,
         tenant=order.caller.tenant,
         owner=order.caller.owner,
         session=session_of(order.caller, order.session),

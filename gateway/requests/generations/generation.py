@@ -42,6 +42,8 @@ class Generation:
     prompt: tuple[int, ...]
     sampling: SamplingParams
     salt: bytes = b""
+    adapter: str = ""
+    """The LoRA adapter that it is computed with; empty: the model alone."""
     tenant: str = ""
     """The tenant to which its blocks are charged."""
     owner: str = ""

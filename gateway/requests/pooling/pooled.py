@@ -37,6 +37,8 @@ class PoolingRequest:
     tokens: tuple[int, ...] = ()
     """Token ids whose logits are wanted; empty: a classifier's labels."""
     priority: int | None = None
+    adapter: str = ""
+    """See `CompletionRequest`."""
     cache_salt: str = ""
     caller: Caller
     time_left_s: float | None = None
@@ -57,7 +59,7 @@ async def run_pooled(
     gateway.admit(order.caller, sum(len(one.tokens) for one in inputs))
     time_limits = gateway.time_limits(order.caller, order.time_left_s)
     priority = order.caller.priority(order.priority, "priority")
-    salt = gateway.salts.salt(order.caller.tenant, order.cache_salt)
+    salt = gateway.salts.salt(order.caller.tenant, order.cache_salt, order.adapter)
     room = asyncio.Semaphore(MAX_RUNNING)
 
     async def run(prompt: Prompt) -> tuple[tuple[float, ...], int]:
@@ -70,6 +72,7 @@ async def run_pooled(
             prompt=prompt.tokens,
             sampling=SamplingParams(max_tokens=1, allowed_token_ids=order.tokens),
             salt=salt,
+            adapter=order.adapter,
             tenant=order.caller.tenant,
             owner=order.caller.owner,
             priority=priority,

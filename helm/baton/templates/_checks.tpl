@@ -360,6 +360,11 @@ Ray's control store. */}}
 {{- if and .Values.model.hostPath $isDownloaded -}}
 {{- fail (printf "config.model: %s cannot be downloaded to model.hostPath, which belongs to root while pods run as user 10001; put it there beforehand and give its folder, %s/NAME, or set model.claim" $model .Values.model.mountPath) -}}
 {{- end -}}
+{{- range $name, $where := .Values.config.adapters -}}
+  {{- if and $.Values.model.hostPath (not (hasPrefix "/" $where)) -}}
+  {{- fail (printf "config.adapters.%s: %s cannot be downloaded to model.hostPath, which belongs to root while pods run as user 10001; put it there beforehand and give its folder, %s/NAME, or set model.claim" $name $where $.Values.model.mountPath) -}}
+  {{- end -}}
+{{- end -}}
 {{- if and .Values.model.claim.create .Values.model.claim.existingClaim -}}
 {{- fail "model.claim: create and existingClaim exclude each other; set one of them" -}}
 {{- end -}}

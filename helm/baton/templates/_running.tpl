@@ -27,7 +27,7 @@ and `helm template` in none.
 {{- define "baton.checkRunningPod" -}}
 {{- $config := .root.Values.config -}}
 {{- $remedy := "and upgrade.type None leaves them as they are; set upgrade.type: NewCluster for this upgrade, or uninstall the release and install it anew (upgrade.compare: false upgrades all the same)" -}}
-{{- $paths := dict "models" (list ($config.model | default "")) "keys" list "cluster-certificate" (list (($config.security).tls_cert_file | default "") (($config.security).token_file | default "")) "tls" (list ($config.gateway.tls_cert_file | default "")) -}}
+{{- $paths := dict "models" (prepend (values ($config.adapters | default dict) | sortAlpha) ($config.model | default "")) "keys" list "cluster-certificate" (list (($config.security).tls_cert_file | default "") (($config.security).token_file | default "")) "tls" (list ($config.gateway.tls_cert_file | default "")) -}}
 {{- range concat ($config.gateway.api_keys | default list) ($config.gateway.operator_keys | default list) (list ($config.gateway.cache_secret | default "")) -}}
   {{- $_ := set $paths "keys" (append $paths.keys (trimPrefix "file:" .)) -}}
 {{- end -}}

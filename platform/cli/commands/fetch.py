@@ -12,7 +12,7 @@ from baton.platform.cli.options.completion import complete_model
 from baton.platform.cli.terminal.errors import errors_in_one_line
 from baton.platform.cli.terminal.progress import download_bars
 from baton.platform.models.digest import digest_of, kind_of
-from baton.platform.models.model_folder import find_model
+from baton.platform.models.model_folder import find_adapter, find_model
 from baton.platform.models.node_cache import listing_of
 
 
@@ -26,6 +26,7 @@ def fetch(
     weights: Annotated[
         bool, typer.Option(help="Or what gateways need: tokenizer, configuration, templates.")
     ] = True,
+    adapter: Annotated[bool, typer.Option("--adapter", help="It is a LoRA adapter.")] = False,
     verify: Annotated[
         bool, typer.Option("--verify", help="Read all of it again, and compare digests.")
     ] = False,
@@ -33,7 +34,10 @@ def fetch(
     """Fetch a model to this node, as a replica would, and print its folder."""
     with errors_in_one_line("baton fetch"):
         with download_bars() as bars:
-            folder = find_model(model, wants_weights=weights, report=bars)
+            if adapter:
+                folder = find_adapter(model, report=bars)
+            else:
+                folder = find_model(model, wants_weights=weights, report=bars)
         if verify:
             _verify(model, folder)
         typer.echo(folder)

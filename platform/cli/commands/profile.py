@@ -9,6 +9,7 @@ import typer
 
 from baton.platform.cli.options.completion import complete_model
 from baton.platform.cli.options.config_options import (
+    ADAPTER,
     ENGINE_OPTIONS,
     MODEL_OPTIONS,
     SPECULATION_OPTIONS,
@@ -17,11 +18,12 @@ from baton.platform.cli.options.config_options import (
 from baton.platform.cli.terminal.errors import errors_in_one_line, warnings_silenced
 from baton.platform.cli.terminal.progress import download_bars
 from baton.platform.config.deployment import configure
+from baton.platform.models.adapter_folders import with_adapters
 from baton.platform.models.draft_folder import with_draft
 from baton.platform.models.model_folder import find_model
 
 
-@with_config_options((*MODEL_OPTIONS, *ENGINE_OPTIONS, *SPECULATION_OPTIONS))
+@with_config_options((*MODEL_OPTIONS, ADAPTER, *ENGINE_OPTIONS, *SPECULATION_OPTIONS))
 def profile(
     changes: dict[str, Any],
     model: Annotated[
@@ -50,6 +52,7 @@ def profile(
         with download_bars() as bars:
             folder = find_model(model, wants_weights=config.wants_weights, report=bars)
             config = with_draft(config, folder, wants_weights=config.wants_weights, report=bars)
+            config = with_adapters(config, bars)
         from baton.platform.cli.runs.profile import Job, run  # torch is imported from here on
 
         job = Job(

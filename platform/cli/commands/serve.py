@@ -26,6 +26,7 @@ from baton.platform.config.deployment import DeploymentConfig, configure, overri
 from baton.platform.doctor.process_room import check_process_room
 from baton.platform.machine.memory import read_memory
 from baton.platform.machine.ports import check_bindable
+from baton.platform.models.adapter_folders import with_adapters
 from baton.platform.models.draft_folder import with_draft
 from baton.platform.models.model_folder import find_model, whole_name
 from baton.platform.security.connections import load_security
@@ -60,8 +61,10 @@ def serve(
             wants_weights = config.wants_weights and is_alone  # else where replicas are placed
             with download_bars() as bars:
                 folder = find_model(config.model, wants_weights=wants_weights, report=bars)
-                drafted = with_draft(config, folder, wants_weights=wants_weights, report=bars)
-            config = _with_whole_path(drafted) if is_alone else _for_all_nodes(config)
+                found = with_draft(config, folder, wants_weights=wants_weights, report=bars)
+                if is_alone:  # otherwise fetched where replicas are placed
+                    found = with_adapters(found, bars)
+            config = _with_whole_path(found) if is_alone else _for_all_nodes(config)
             check_folder(folder, wants_weights=wants_weights)
             files = ModelFiles.read(folder, needs_tokenizer=config.wants_weights)
             files.pooling.judging_as(config.gateway.reranker)
@@ -94,6 +97,7 @@ def _for_all_nodes(config: DeploymentConfig) -> DeploymentConfig:
     changes = {
         "model": whole_name(config.model),
         "served_model_name": config.model_name,
+        "adapters": {name: whole_name(where) for name, where in config.adapters.items()},
         "decode.speculation.model": whole_name(draft) if draft else "",
     }
     return override(config, changes)

@@ -8,6 +8,7 @@ import typer
 
 from baton.platform.cli.options.completion import complete_model
 from baton.platform.cli.options.config_options import (
+    ADAPTER,
     MODEL_OPTIONS,
     SPECULATION_OPTIONS,
     ConfigOption,
@@ -16,6 +17,7 @@ from baton.platform.cli.options.config_options import (
 from baton.platform.cli.terminal.errors import errors_in_one_line, warnings_silenced
 from baton.platform.cli.terminal.progress import download_bars
 from baton.platform.config.deployment import configure
+from baton.platform.models.adapter_folders import with_adapters
 from baton.platform.models.draft_folder import with_draft
 from baton.platform.models.model_folder import find_model
 
@@ -27,7 +29,7 @@ KV_DTYPE = ConfigOption(
 )
 
 
-@with_config_options((*MODEL_OPTIONS, BLOCK_SIZE, KV_DTYPE, *SPECULATION_OPTIONS))
+@with_config_options((*MODEL_OPTIONS, ADAPTER, BLOCK_SIZE, KV_DTYPE, *SPECULATION_OPTIONS))
 def verify(
     changes: dict[str, Any],
     model: Annotated[
@@ -66,6 +68,7 @@ def verify(
         with download_bars() as bars:
             folder = find_model(model, wants_weights=config.wants_weights, report=bars)
             config = with_draft(config, folder, report=bars)
+            config = with_adapters(config, bars)
         from baton.platform.cli.runs.verify import Trial, run  # torch is imported from here on
 
         with warnings_silenced():

@@ -41,6 +41,7 @@ def _both(path: str) -> tuple[str, str]:
     return f"prefill.{path}", f"decode.{path}"
 
 
+ADAPTER = ConfigOption("--adapter", MODEL, ("adapters",))
 MODEL_OPTIONS = (
     ConfigOption("--dtype", MODEL, ("dtype",)),
     ConfigOption("--quantize", MODEL, ("quantize",)),
@@ -71,6 +72,7 @@ SPECULATION_OPTIONS = (
 )
 SERVE_OPTIONS = (
     ConfigOption("--served-model-name", MODEL, ("served_model_name",)),
+    ADAPTER,
     *MODEL_OPTIONS,
     *ENGINE_OPTIONS,
     *SPECULATION_OPTIONS,

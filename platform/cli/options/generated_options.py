@@ -24,12 +24,17 @@ class GeneratedOption:
     flag: str
     """Flag as `typer.Option` takes it: `--port`, or `--this/--no-this`."""
     hint: Any
-    """A type with its limits, as msgspec understands it. Lists may be given item by item."""
+    """A type with its limits, as msgspec understands it. Lists may be given item by item, and
+    dicts of text as NAME=VALUE."""
     help: str
     panel: str
     """Heading under which `--help` lists it."""
     variable: str | None = None
     """An environment variable that stands for it."""
+
+    @property
+    def is_dict(self) -> bool:
+        return typing.get_origin(self.hint) is dict
 
 
 def with_options(
@@ -46,6 +51,9 @@ def with_options(
         def run(**values: Any) -> None:
             given = {option.parameter: values.pop(option.parameter) for option in options}
             given = {name: value for name, value in given.items() if value not in (None, [])}
+            for option in options:
+                if option.is_dict and option.parameter in given:
+                    given[option.parameter] = _named(option.flag, given[option.parameter])
             command(**values, **{into: convert(given)})
 
         own = inspect.signature(command, eval_str=True).parameters.values()
@@ -66,6 +74,7 @@ def _parameter(option: GeneratedOption) -> inspect.Parameter:
         help=option.help,
         rich_help_panel=option.panel,
         envvar=option.variable,
+        metavar="NAME=VALUE" if option.is_dict else None,
         min=meta.ge if has_limits else None,
         max=meta.le if has_limits else None,
     )
@@ -86,4 +95,19 @@ def _base_type(hint: Any) -> tuple[Any, msgspec.Meta]:
         hint = [kind for kind in typing.get_args(hint) if kind is not types.NoneType][-1]
     if typing.get_origin(hint) in (frozenset, tuple, list):
         return list[typing.get_args(hint)[0]], meta  # type: ignore[misc]
+    if typing.get_origin(hint) is dict:
+        return list[str], meta
     return hint, meta
+
+
+def _named(flag: str, given: Sequence[str]) -> dict[str, str]:
+    """Values by name. Raises typer.BadParameter."""
+    named: dict[str, str] = {}
+    for each in given:
+        name, equals, value = each.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"{each!r} is not NAME=VALUE", param_hint=flag)
+        if name in named:
+            raise typer.BadParameter(f"{name!r} is given twice", param_hint=flag)
+        named[name] = value
+    return named

@@ -19,7 +19,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from baton.core.errors import BatonError
+from baton.core.errors import BatonError, InvalidConfig
 from baton.core.messages import Receipt
 from baton.core.sampling import Grammar
 from baton.core.wording import count_of
@@ -59,9 +59,14 @@ class Outcome:
 
 async def run(config: DeploymentConfig, folder: Path, job: Job) -> int:
     """Return the exit status. Raises CheckpointError or InvalidConfig if nothing can run."""
+    if len(config.adapters) > 1:
+        raise InvalidConfig(
+            f"--adapter: prompts are continued with one adapter, not {len(config.adapters)}"
+        )
     model = ServedModel.load(
         folder,
         config.model_name,
+        adapters=config.adapters,
         needs_tokenizer=config.wants_weights,
         chat_template=config.gateway.chat_template,
     )
@@ -87,11 +92,13 @@ async def _begin(gateway: Gateway, job: Job, number: int) -> Completion:
         template = gateway.model.require_chat_template()
         text = template.render([*system, {"role": "user", "content": text}])
     tokens = await gateway.encode(text, add_special_tokens=not job.is_chat, prompt_field="prompt")
+    adapter = next(iter(gateway.model.adapters), "")
     order = CompletionRequest(
         request_id=f"prompt-{number + 1}",
         prompts=(Prompt(tokens=tokens, field="prompt", text=text),),
         options=job.options,
         grammar=job.grammar,
+        adapter=adapter,
         caller=ANYBODY,
     )
     return gateway.complete(order)

@@ -22,7 +22,7 @@ from baton.platform.machine.memory import MemoryFacts
 
 LOOKED_AT = (
     "prefill", "decode", "tiers", "dtype", "quantize", "deterministic", "load_format", "device",
-    "attention_window", "attention_sinks",
+    "attention_window", "attention_sinks", "adapters",
 )  # fmt: skip
 """Settings on which the verdict may depend; of `ray` only whether a cluster is joined."""
 
@@ -49,6 +49,7 @@ class JudgedStart:
         looked_at += [settings[name] for name in LOOKED_AT]
         draft = config.decode.speculation.model
         folders = [folder, Path(draft)] if draft else [folder]
+        folders += [Path(where) for where in config.adapters.values()]
         looked_at += [[str(one.resolve()), *_files(one)] for one in folders]
         name = hashlib.sha256(msgspec.json.encode(looked_at)).hexdigest()
         self._file = _cache_folder() / f"{name}.json"

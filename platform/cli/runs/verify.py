@@ -27,6 +27,7 @@ from baton.engine.speculation.assemble import Drafting
 from baton.kv_transfer.transports import usable_transports
 from baton.platform.cli.terminal.progress import weights_bar
 from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.models.adapter_folders import folders_here
 from baton.platform.verify.cases import CASES
 from baton.platform.verify.near_tie import gap_bound_of
 from baton.platform.verify.run import verify
@@ -56,6 +57,7 @@ def run(config: DeploymentConfig, folder: Path, trial: Trial, *, is_json: bool) 
             quantize=config.quantize,
             deterministic=config.deterministic,
             streaming=config.streaming,
+            adapters=folders_here(config),
             progress=progress,
         )
     draft = load_draft(config.decode.speculation, folder, loaded, device)

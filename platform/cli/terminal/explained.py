@@ -26,8 +26,10 @@ def show(console: Console, request: Mapping[str, Any]) -> None:
 
 
 def _show(console: Console, decision: Mapping[str, Any]) -> None:
+    adapter = decision.get("adapter")  # an older gateway has none
+    model = f"with adapter {escape(adapter)}, " if adapter else ""
     console.print(
-        f"attempt {decision['attempt']}, policy {decision['policy']}: "
+        f"attempt {decision['attempt']}, {model}policy {decision['policy']}: "
         f"{count_of(decision['prompt_tokens'], 'token')}, "
         f"{decision['computed_tokens']} computed by {escape(decision['prefill_replica'])}, "
         f"decoded by {escape(decision['decode_replica'])}; waited "

@@ -7,7 +7,7 @@ waiting for the model             while another process of the node fetches it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
@@ -85,17 +85,29 @@ async def model_here(
     return config, folder
 
 
+async def adapters_here(
+    config: DeploymentConfig, report: DownloadReport | None = None
+) -> Mapping[str, Path]:
+    """Folders of the adapters by name. Raises CheckpointError."""
+    if not config.adapters:
+        return {}
+    from baton.platform.cluster.nodes.model_peers import peers_of
+    from baton.platform.models.adapter_folders import find_adapters
+
+    return await asyncio.to_thread(find_adapters, config, report=report, peers=peers_of(config))
+
+
 def own_node() -> str:
     return str(ray.get_runtime_context().get_node_id())
 
 
 async def assigned_here(assignment: Assignment, startup: Startup | None = None) -> Assignment:
-    """The assignment with this node's model folder, since the first rank may be on another node.
+    """The assignment with this node's folders, since the first rank may be on another node.
     Raises as `model_here`."""
     if assignment.node in ("", own_node()):
         return assignment
     asked = override(assignment.config, {"decode.speculation.model": assignment.draft})
-    config, folder = await model_here(
-        asked, assignment.role, None if startup is None else FetchStages(startup)
-    )
-    return replace(assignment, config=config, folder=folder, node=own_node())
+    report = None if startup is None else FetchStages(startup)
+    config, folder = await model_here(asked, assignment.role, report)
+    adapters = await adapters_here(config, report)
+    return replace(assignment, config=config, folder=folder, node=own_node(), adapters=adapters)

@@ -125,6 +125,7 @@ def _follow(assignment: Assignment, meeting: Rendezvous, rank: int) -> None:
         quantize=config.quantize,
         deterministic=config.deterministic,
         streaming=config.streaming,
+        adapters=assignment.adapters,
     )
 
 

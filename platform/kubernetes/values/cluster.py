@@ -155,7 +155,7 @@ class ModelStorageValues(ChartNode, frozen=True, kw_only=True):
 
     mount_path: str = "/models"
     """Mount path of the models. `config.model` is a folder in it, or an id or URL, which is fetched
-    into it."""
+    into it; so is each of `config.adapters`."""
     claim: ModelClaimValues = ModelClaimValues()
     host_path: str = ""
     """A folder of each node, in place of a claim; the restricted pod security standard refuses it.

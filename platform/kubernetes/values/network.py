@@ -167,7 +167,7 @@ class NetworkPolicyValues(ChartNode, frozen=True, kw_only=True):
     those nodes can then reach the release's pods."""
     allow_https: bool = True
     """Allow egress to TCP 443 and 6443 anywhere: hubs, object stores, the API server (which the
-    autoscaler needs). Ports of `config.model`, `config.tiers.store.url` and
+    autoscaler needs). Ports of `config.model`, `config.adapters`, `config.tiers.store.url` and
     `config.tracing.otlp_endpoint` are always open; an object store on another port needs
     `extraEgress`."""
     extra_ingress: list[Free] = msgspec.field(default_factory=list)

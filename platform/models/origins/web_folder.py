@@ -16,6 +16,9 @@ from urllib.parse import quote
 
 from baton.core.errors import CheckpointError
 from baton.platform.models.listing import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    CONFIG,
     SAFE,
     SUMS,
     Listing,
@@ -31,7 +34,6 @@ from baton.platform.models.origins.web_token import token_headers
 
 NUM_AT_ONCE = 8
 INDEX = f"{SAFE}.index.json"
-CONFIG = "config.json"
 OPTIONAL = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json",
     "special_tokens_map.json", "chat_template.jinja", "chat_template.json", INDEX,
@@ -42,8 +44,10 @@ MAX_TEXT_BYTES = 64 << 20
 
 
 class WebFolder:
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, is_adapter: bool = False) -> None:
+        """`is_adapter`: the folder of an adapter, not of a model."""
         self.name = url.rstrip("/")
+        self._is_adapter = is_adapter
         self._headers = token_headers(self.name)
 
     def look(self) -> Listing:
@@ -55,6 +59,9 @@ class WebFolder:
                 raise CheckpointError(f"{self.name}/{SUMS} names {gone[0]}, which is not there")
             files = [RemoteFile(one.name, one.size, sums[one.name], one.etag) for one in files]
             return list_files(self.name, files)
+        if self._is_adapter:
+            files = self._facts((ADAPTER_CONFIG,))
+            return list_files(self.name, [*files, *self._facts(ADAPTER_WEIGHTS, HIDDEN)])
         files = self._facts((CONFIG,))  # without access to it, all access is denied
         files += self._facts(OPTIONAL, HIDDEN)
         if any(file.name == INDEX for file in files):

@@ -34,7 +34,7 @@ from baton.engine.mesh.orders import (
 
 numbers = st.lists(st.integers(0, 2**31), max_size=5).map(tuple)
 few = st.integers(0, 5)
-chunks = st.builds(Chunk, numbers, st.integers(0, 10**6), numbers, few, few)
+chunks = st.builds(Chunk, numbers, st.integers(0, 10**6), numbers, few, few, few)
 
 
 @given(st.lists(chunks, max_size=5).map(tuple))
@@ -45,15 +45,15 @@ def test_a_pass_is_read_as_it_was_told(told: tuple[Chunk, ...]) -> None:
 
 
 def test_a_turn_of_a_decoding_is_a_pass_like_any_other() -> None:
-    decoding = Decoding([5, 6], [17, 3], [[1, 2], [0]], [3, 1])
+    decoding = Decoding([5, 6], [17, 3], [[1, 2], [0]], [3, 1], [0, 2])
 
     heard = read_order(tuple(pass_words(decoding)))
 
-    assert heard == Pass((Chunk((5,), 17, (1, 2), 1, 3), Chunk((6,), 3, (0,), 1, 1)))
+    assert heard == Pass((Chunk((5,), 17, (1, 2), 1, 3), Chunk((6,), 3, (0,), 1, 1, 2)))
 
 
 def test_a_decoding_is_begun_as_a_pass_and_goes_on_by_what_is_new() -> None:
-    decoding = Decoding([5, 6], [17, 3], [(1, 2), (0,)], [3, 1])
+    decoding = Decoding([5, 6], [17, 3], [(1, 2), (0,)], [3, 1], [0, 2])
 
     assert read_order(tuple(decoding_words(decoding))) == BeginDecoding(tuple(decoding))
     for tokens, grown in (

@@ -43,6 +43,7 @@ from baton.kernels.positions import rotary_angles_gpu as rotary_angles
 from baton.kernels.products.fp8_rows_gpu import quantize_rows, round_rows
 from baton.kernels.products.head_linear_gpu import head_linear as fixed_head_linear
 from baton.kernels.products.linear_gpu import linear_tiles
+from baton.kernels.products.low_rank_gpu import add_low_rank_
 from baton.kernels.residual.layer_norm_gpu import layer_norm
 from baton.kernels.residual.rms_norm_gpu import rms_norm
 from baton.kernels.sampling.best_token_gpu import best_finite_token
@@ -175,6 +176,14 @@ def multiply_few_rows() -> None:
     linear_tiles(x, items, scales, group=(1, 128))
 
 
+def update(num_rows: int, rank: int) -> None:
+    parts = (4096, 1024, 1024)
+    down = torch.empty(2, len(parts), rank, 4096, dtype=BFLOAT16)
+    up = torch.empty(2, rank, sum(parts), dtype=BFLOAT16)
+    x, y = (torch.empty(num_rows, n, dtype=BFLOAT16) for n in (4096, sum(parts)))
+    add_low_rank_(y, x, down, up, parts, torch.zeros(num_rows, dtype=torch.int64))
+
+
 def multiply_by_experts(num_rows: int) -> None:
     x, stops = torch.empty(num_rows, 2880, dtype=BFLOAT16), torch.zeros(32, dtype=torch.int32)
     fp4 = torch.empty(32, 5760, 1440, dtype=torch.uint8, device="meta")
@@ -272,6 +281,8 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "gather fp8": lambda: gather(FP8),
     "rows": rows,
     "few rows by int4": multiply_few_rows,
+    "updates of few rows": lambda: update(16, rank=16),
+    "updates of many rows, high ranks": lambda: update(512, rank=256),
     "few pairs by quantized experts": lambda: multiply_by_experts(16),
     "many pairs by quantized experts": lambda: multiply_by_experts(4096),
     "few pairs by experts": lambda: multiply_by_plain_experts(16),

@@ -169,6 +169,8 @@ def example(hint: Any) -> tuple[str, Any]:
             return "0.5", 0.5
         case "frozenset[str]" | "tuple[str, ...]":
             return "x", ["x"]
+        case "dict[str, str]":
+            return "x=y", {"x": "y"}
     return "x", "x"
 
 

@@ -19,6 +19,7 @@ from tests.gateway.scripted import (
     text_tokenizer,
     tokenizer_json,
 )
+from tests.peft_adapters import make_adapter, peft_greedy
 from tests.tiny_checkpoints import make_llama, transformers_greedy
 from typer.testing import CliRunner, Result
 
@@ -76,6 +77,18 @@ def test_greedy_tokens_are_those_of_transformers(folder: Path) -> None:
         for prompt, output in zip(tokens, expected, strict=True)
     ]
     assert [answer["receipt"]["output_tokens"] for answer in found] == list(map(len, expected))
+
+
+def test_with_an_adapter_they_are_those_of_peft(folder: Path, tmp_path: Path) -> None:
+    adapter = make_adapter(folder, tmp_path, ["q_proj", "v_proj"])
+    prompt = text_tokenizer().encode(PROMPTS[0], add_special_tokens=True)
+
+    [found] = answers(folder, f"--adapter=sql={adapter}", *GREEDY, PROMPTS[0])
+    two = generate(folder, f"--adapter=a={adapter}", f"--adapter=b={adapter}", PROMPTS[0])
+
+    assert found["token_ids"] == peft_greedy(folder, adapter, prompt, NUM_TOKENS)
+    assert found["receipt"]["adapter"] == "sql"
+    assert two.exit_code == 2 and "with one adapter, not 2" in two.stderr
 
 
 def test_text_is_printed_as_it_is_and_nothing_else(folder: Path) -> None:

@@ -11,7 +11,13 @@ import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.platform.cli.wrong_starts import LLAMA_70B, WRONG_STARTS, WrongStart, changed
+from tests.platform.cli.wrong_starts import (
+    LLAMA_70B,
+    WRONG_STARTS,
+    WrongStart,
+    changed,
+    foreign_adapter,
+)
 from tests.tiny_checkpoints import FAMILIES, make_llama
 from typer.testing import CliRunner
 
@@ -64,6 +70,15 @@ def test_what_files_tell_is_told_at_once(start: WrongStart, tmp_path: Path) -> N
     assert result.exit_code == 2
     assert start.complaint in result.stderr
     assert "Ray" not in result.output
+
+
+def test_an_adapter_of_another_model_is_refused_before_the_start(tmp_path: Path) -> None:
+    _, where = foreign_adapter(tmp_path)
+
+    found = verdict(DEMO, having(64), adapters={"sql": where.removeprefix("sql=")})
+
+    assert found.is_of_model
+    assert found.refusal.startswith("adapter `sql`: model.layers.99.self_attn.q_proj: the model")
 
 
 @pytest.mark.wide

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file, save_file
+from torch import zeros
 
 from baton.platform.models.model_folder import find_model
 
@@ -88,6 +89,17 @@ def three_mistakes(folder: Path) -> list[str]:
     return ["-f", str(file)]
 
 
+def foreign_adapter(folder: Path) -> list[str]:
+    """An adapter of a model with more layers."""
+    adapter = folder / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2, "lora_alpha": 4}')
+    layer = "base_model.model.model.layers.99.self_attn.q_proj"
+    pair = {f"{layer}.lora_A.weight": zeros(2, 256), f"{layer}.lora_B.weight": zeros(256, 2)}
+    save_file(pair, adapter / "adapter_model.safetensors")
+    return ["--adapter", f"sql={adapter}"]
+
+
 WRONG_STARTS = (
     WrongStart("no such folder", lambda _: ["./no/such"], "no folder ./no/such; give a model"),
     WrongStart(
@@ -98,6 +110,27 @@ WRONG_STARTS = (
     WrongStart("config.json cut short", broken_json, "config.json cannot be read as JSON"),
     WrongStart("a shard missing", without_shard, f"of which {SHARD} does not exist; fetch"),
     WrongStart("a shard cut short", cut_short, "it was cut short: fetch it again"),
+    WrongStart(
+        "no such adapter",
+        lambda _: ["--adapter", "sql=./no/such"],
+        "adapters.sql: no folder ./no/such; give an adapter's folder",
+    ),
+    WrongStart(
+        "an adapter that is a model",
+        lambda folder: ["--adapter", f"sql={model(folder)}"],
+        "has no adapter_config.json: not a LoRA adapter of PEFT",
+    ),
+    WrongStart(
+        "an adapter without a name",
+        lambda _: ["--adapter", "/models/sql"],
+        "'/models/sql' is not NAME=VALUE",
+    ),
+    WrongStart(
+        "an adapter of another model",
+        foreign_adapter,
+        "adapter `sql`: model.layers.99.self_attn.q_proj: the model has no such layer",
+        needs_model=True,
+    ),
     WrongStart("three mistakes at once", three_mistakes, "3 mistakes; `baton config schema`"),
     WrongStart(
         "a quantization unheard of",

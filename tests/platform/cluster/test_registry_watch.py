@@ -72,7 +72,13 @@ async def test_a_gateway_never_hears_of_replicas_with_another_model(serve: Serve
     config = DeploymentConfig()
     others = [
         override(config, change).model_identity
-        for change in ({"model": "org/other"}, {"attention_window": 99}, {"load_format": "dummy"})
+        for change in (
+            {"model": "org/other"},
+            {"attention_window": 99},
+            {"load_format": "dummy"},
+            {"adapters": {"sql": "/models/sql"}},
+            {"adapters": {"sql": "/models/other"}},
+        )
     ]
     infos = tuple(
         replace(make_replica(f"decode-{number}"), model=model)

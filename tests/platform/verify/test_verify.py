@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.engine.adapted_answers import adapted
 from tests.tiny_checkpoints import make_llama
 from torch import Tensor
 from typer.testing import CliRunner
@@ -38,7 +39,7 @@ from baton.platform.verify.cases import (
     Case,
     make_prompts,
 )
-from baton.platform.verify.fleets import Answer, MakeEngine
+from baton.platform.verify.fleets import Answer, MakeEngine, running_fleet
 from baton.platform.verify.run import verify
 from baton.platform.verify.verdict import Evidence, Verdict, judge
 
@@ -307,6 +308,31 @@ def test_the_command_prints_a_table_or_json_and_exits_accordingly(folder: Path) 
     [verdict] = json.loads(as_json.stdout)
     assert verdict["is_good"] and verdict["first_difference"] is None
     assert "there is no 'pigeon'; choose --transport from 'memory', 'shm', " in unknown.stderr
+
+
+async def test_prompts_take_turns_with_the_model_and_its_adapters(tmp_path: Path) -> None:
+    base, folders, _ = adapted("llama", tmp_path)
+    loaded = load_model(base, adapters=folders)
+    config = override(BLOCKS_OF_4, {"prefill.replicas": 0, "decode.cache.num_blocks": 64})
+
+    async with running_fleet(lambda _, config: engine_around(loaded, config, "cpu"), config) as one:
+        found = await one.ask_all([(5, 6, 7, 8, 9)] * 6, GREEDY, at_once=False)
+
+    assert [answer.receipt.adapter for answer in found] == ["", "first", "second"] * 2
+    assert len({tuple(answer.tokens) for answer in found}) == 3
+    assert [answer.receipt.cached_tokens for answer in found] == [0, 0, 0, 4, 4, 4]
+
+
+def test_adapters_are_handed_over_by_the_command(tmp_path: Path) -> None:
+    base, folders, _ = adapted("llama", tmp_path)
+    adapters = [f"--adapter={name}={folder}" for name, folder in folders.items()]
+    options = ["--transport", "memory", "--case", "prefix hit", "--block-size", "4", "--json"]
+
+    found = CliRunner().invoke(app, ["verify", str(base), *adapters, *options])
+
+    assert found.exit_code == 0, found.output
+    [verdict] = json.loads(found.stdout)
+    assert verdict["is_good"] and verdict["kv_bytes"]
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "int4"])

@@ -81,6 +81,7 @@ function decisionParts(decision, index) {
       ["To be computed", count(decision.computed_tokens)],
       ["Waited for a place", seconds(decision.waited_s)],
       ["Of that, in line", seconds(decision.in_line_s)],
+      ...(decision.adapter ? [["Adapter", decision.adapter]] : []),
       ["Session", decision.session || "none"],
     ]),
     ...predictions(decision),

@@ -11,6 +11,7 @@ import typer
 from baton.platform.cli.commands.bench.serving import serve
 from baton.platform.cli.options.completion import complete_model
 from baton.platform.cli.options.config_options import (
+    ADAPTER,
     ENGINE_OPTIONS,
     MODEL_OPTIONS,
     SPECULATION_OPTIONS,
@@ -19,6 +20,7 @@ from baton.platform.cli.options.config_options import (
 from baton.platform.cli.terminal.errors import errors_in_one_line, warnings_silenced
 from baton.platform.cli.terminal.progress import download_bars
 from baton.platform.config.deployment import configure
+from baton.platform.models.adapter_folders import with_adapters
 from baton.platform.models.draft_folder import with_draft
 from baton.platform.models.model_folder import find_model
 
@@ -41,7 +43,7 @@ def bench() -> None:
 
 
 @app.command()
-@with_config_options((*MODEL_OPTIONS, *ENGINE_OPTIONS, *SPECULATION_OPTIONS))
+@with_config_options((*MODEL_OPTIONS, ADAPTER, *ENGINE_OPTIONS, *SPECULATION_OPTIONS))
 def engine(  # noqa: PLR0913 - one parameter an option
     changes: dict[str, Any],
     model: Annotated[
@@ -80,6 +82,7 @@ def engine(  # noqa: PLR0913 - one parameter an option
         with download_bars() as bars:
             folder = find_model(model, wants_weights=config.wants_weights, report=bars)
             config = with_draft(config, folder, wants_weights=config.wants_weights, report=bars)
+            config = with_adapters(config, bars)
         from baton.platform.cli.runs.bench import Job, run  # torch is imported from here on
 
         job = Job(

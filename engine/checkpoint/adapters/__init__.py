@@ -1,0 +1,1 @@
+"""Low-rank adapters (LoRA) of a model: read from PEFT's folders, kept beside its linear layers."""
