@@ -84,8 +84,9 @@ class Server:
 
 
 def when_all_answer(ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The status of a deployment: on a busy machine a replica may miss the two seconds it has."""
-    for _ in range(3):
+    """The status of a deployment: on a busy machine a replica may miss the two seconds it has, some
+    times in a row."""
+    for _ in range(10):
         status = ask()
         if all(row["is_reachable"] for rows in status["pools"].values() for row in rows):
             break
