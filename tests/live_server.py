@@ -146,3 +146,12 @@ def stop_server(server: Server) -> int:
     """Ask it to stop, as Ctrl-C does, and return its exit status."""
     server.process.send_signal(signal.SIGINT)
     return server.process.wait(STOP_LIMIT_S)
+
+
+def stop_wholly(server: Server) -> None:
+    """Raises AssertionError if it fails, or leaves a process behind."""
+    ours = server.processes()  # found by their parent, which is gone later
+    status = stop_server(server)
+    _, alive = psutil.wait_procs(ours, timeout=60)
+    assert status == 0, "".join(server.output)
+    assert not alive, f"left behind: {alive}"

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from tests.cluster.moe_folder import greedy_on_one_rank, make_moe_folder
 from tests.cluster.test_live_cluster import wait_for
-from tests.live_server import Server, start_server, stop_server
+from tests.live_server import Server, start_server, stop_wholly
 
 pytestmark = [pytest.mark.cluster, pytest.mark.wide]
 
@@ -36,8 +36,7 @@ def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     config.write_text("prefill: {replicas: 0}\ndecode: {parallel: {data: 2, expert: 2}}\n")
     server = start_server(str(folder), "-f", str(config))
     yield server
-    assert stop_server(server) == 0, "".join(server.output)
-    assert server.processes() == []
+    stop_wholly(server)
 
 
 def replicas(server: Server) -> dict[str, dict[str, Any]]:
