@@ -84,8 +84,9 @@ class Server:
 
 
 def when_all_answer(ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The status of a deployment: on a busy machine a replica may miss the two seconds it has."""
-    for _ in range(3):
+    """The status of a deployment: on a busy machine a replica may miss the two seconds it has, some
+    times in a row."""
+    for _ in range(10):
         status = ask()
         if all(row["is_reachable"] for rows in status["pools"].values() for row in rows):
             break
@@ -145,3 +146,12 @@ def stop_server(server: Server) -> int:
     """Ask it to stop, as Ctrl-C does, and return its exit status."""
     server.process.send_signal(signal.SIGINT)
     return server.process.wait(STOP_LIMIT_S)
+
+
+def stop_wholly(server: Server) -> None:
+    """Raises AssertionError if it fails, or leaves a process behind."""
+    ours = server.processes()  # found by their parent, which is gone later
+    status = stop_server(server)
+    _, alive = psutil.wait_procs(ours, timeout=60)
+    assert status == 0, "".join(server.output)
+    assert not alive, f"left behind: {alive}"

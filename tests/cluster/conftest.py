@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 from tests.cluster.deployments import Nodes, three_nodes
-from tests.live_server import Server, start_server, stop_server
+from tests.live_server import Server, start_server, stop_wholly
 
 HANGS_AFTER_S = 600  # processes start here, which take minutes where the machine is busy
 
@@ -30,11 +29,7 @@ def server() -> Iterator[Server]:
     # Ray's numbers come each second, not each ten: `test_ray_dashboard.py` waits for some.
     server = start_server(RAY_metrics_report_interval_ms="1000")
     yield server
-    ours = server.processes()
-    status = stop_server(server)
-    _, alive = psutil.wait_procs(ours, timeout=60)
-    assert status == 0, "".join(server.output)
-    assert not alive, f"left behind: {alive}"
+    stop_wholly(server)
 
 
 @pytest.fixture(scope="session")

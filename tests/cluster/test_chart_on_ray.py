@@ -8,13 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import httpx
 import pytest
 import ray
 from tests.cluster.node_script import node_script
-from tests.cluster.test_live_cluster import wait_for
+from tests.cluster.test_live_cluster import is_prefilled_apart, wait_for
 from tests.free_ports import free_ports
 from tests.helm.chart import Manifest, profiles, render
 
@@ -45,21 +44,6 @@ def probe(group: Manifest, name: str) -> int:
         return 0
 
 
-def prefilled_apart(port: int) -> bool:
-    """Whether a prompt of its own was computed by a prefill replica: for a moment after both are
-    ready, a gateway may know the decode replica alone."""
-    body = {
-        "model": "demo",
-        "prompt": f"def add_{uuid4().hex}(a, b):\n" * 40,
-        "max_tokens": 8,
-        "receipt": True,
-    }
-    answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=60)
-    answer.raise_for_status()
-    assert answer.json()["usage"]["completion_tokens"] == 8
-    return str(answer.json()["baton"]["prefill_replica"]).startswith("prefill-")
-
-
 def test_what_a_profile_renders_serves_on_rays_own_word(tmp_path: Path) -> None:
     port, grpc_port, admin_port, gateway_metrics, prefill_metrics, decode_metrics = free_ports(6)
     values: dict[str, Any] = profiles()["kind"]
@@ -81,9 +65,6 @@ def test_what_a_profile_renders_serves_on_rays_own_word(tmp_path: Path) -> None:
         dashboard = nodes.answer()
         assert [probe(group, "readinessProbe") for group in groups] == [0, 0, 0]
         serve(dashboard, "deploy", str(document))
-        wait_for(
-            lambda: [probe(group, "readinessProbe") for group in groups] == [200] * 3,
-            limit_s=120,
-        )
-        wait_for(lambda: prefilled_apart(port), limit_s=120)
+        wait_for(lambda: [probe(group, "readinessProbe") for group in groups] == [200] * 3)
+        wait_for(lambda: is_prefilled_apart(f"http://127.0.0.1:{port}"))
         serve(dashboard, "shutdown", "-y")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -122,15 +122,21 @@ class Clients:
         """One of each kind for each prompt, again and again; all have ended when this has."""
         is_over = False
 
-        async def ask(kind: str, prompt: str) -> None:
+        async def ask(prompt: str, by: Callable[[str], Awaitable[Stream]]) -> None:
+            self.streams.setdefault(prompt, []).append(await by(prompt))
+
+        async def ask_by_events() -> None:
+            # All begin at once: with equal pace, others might never be midway at the same time.
             while not is_over:
-                stream = await (self.by_events if kind == "events" else self.by_sdk)(prompt)
-                self.streams.setdefault(prompt, []).append(stream)
+                await asyncio.gather(*(ask(prompt, self.by_events) for prompt in PROMPTS))
+
+        async def ask_by_sdk(prompt: str) -> None:
+            while not is_over:
+                await ask(prompt, self.by_sdk)
 
         asking = [
-            asyncio.create_task(ask(kind, prompt))
-            for kind in ("events", "sdk")
-            for prompt in PROMPTS
+            asyncio.create_task(ask_by_events()),
+            *(asyncio.create_task(ask_by_sdk(prompt)) for prompt in PROMPTS),
         ]
         try:
             yield

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import grpc
 import httpx
@@ -68,6 +69,20 @@ def wait_for(condition: Callable[[], Any], limit_s: float = 180.0) -> None:
                 return
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.1)
+
+
+def is_prefilled_apart(url: str) -> bool:
+    """Whether the KV of a prompt that is new came from a prefill replica: for a moment after both
+    are ready, a gateway may know the decode replica alone, or find it quicker."""
+    body = {
+        "prompt": f"def add_{uuid4().hex}(a, b):\n" * 40, "max_tokens": 8, "ignore_eos": True,
+        "receipt": True,
+    }  # fmt: skip
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+    answer.raise_for_status()
+    assert answer.json()["usage"]["completion_tokens"] == 8
+    receipt: dict[str, Any] = answer.json()["baton"]
+    return bool(receipt["prefill_replica"].startswith("prefill-") and receipt["kv_bytes"])
 
 
 @pytest.fixture
@@ -150,9 +165,7 @@ async def test_kill_9_of_the_prefill_replica_costs_no_client_a_token(
 
     assert answers == [await complete(client, prompt) for prompt in wanted]
     await asyncio.to_thread(wait_for, lambda: server.epoch("prefill") not in (None, epoch))
-    body = {"prompt": CODE[500:2000], "max_tokens": 3, "ignore_eos": True, "receipt": True}
-    receipt = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()["baton"]
-    assert receipt["kv_bytes"] > 0, receipt
+    await asyncio.to_thread(wait_for, lambda: is_prefilled_apart(server.url))
 
 
 async def test_kill_9_of_the_decode_replica_costs_no_client_a_token(
@@ -198,7 +211,7 @@ async def test_two_hundred_requests_half_of_them_cancelled_leave_no_block_leased
     await asyncio.to_thread(wait_for, nothing_is_held)
     assert server.leaks()["violations"] == []
     for pool in server.status()["pools"].values():
-        metrics = pool[0]["metrics"]
+        [metrics] = [row["metrics"] for row in pool if row["is_reachable"]]  # not those killed
         assert metrics["tokens_sampled_total"] == (
             metrics["tokens_delivered_total"] + metrics["tokens_discarded_total"]
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -102,25 +102,40 @@ def complete(live: Live, prompt: str, **headers: str) -> httpx.Response:
     return httpx.post(f"{live.url}/v1/completions", json=body, headers=headers, timeout=300)
 
 
-def who_computes(prefill: list[tuple[psutil.Process, int]]) -> psutil.Process:
+def told(port: int, series: str) -> list[float]:
+    """The values of all series that begin so."""
+    lines = page(port).splitlines()
+    return [float(line.split()[-1]) for line in lines if line.startswith(series)]
+
+
+def all_know_both(server: Server) -> bool:
+    """Whether every gateway, any of which may be asked, knows both prefill replicas."""
+    of_prefill = 'baton_gateway_kv_index_synced{model="demo",replica="prefill-'
+    known = [told(port, of_prefill) for _, port in pages(server, "Gateway")]
+    return known == [[1.0, 1.0]] * NUM_GATEWAYS
+
+
+def who_computes(
+    prefill: list[tuple[psutil.Process, int]], asked: Future[httpx.Response]
+) -> psutil.Process:
     """The one that has tokens to compute yet."""
-    while True:
+    while not asked.done():
         for process, port in prefill:
-            lines = page(port).splitlines()
-            left = [one for one in lines if one.startswith("baton_replica_queued_tokens{")]
-            if any(float(one.split()[-1]) > 0 for one in left):
+            if any(told(port, "baton_replica_queued_tokens{")):
                 return process
+    raise AssertionError(f"neither was seen to compute: {asked.result().text}")
 
 
 def test_one_trace_joins_all_processes_though_the_prefill_replica_is_killed(live: Live) -> None:
     server, collector = live.server, live.collector
     wait_for(lambda: len(list(pages(server, "Prefill"))) == 2)
+    wait_for(lambda: all_know_both(server))
     prefill = list(pages(server, "Prefill"))
     prompt = "\n".join(CODE[at:] for at in range(4))[:6000]
 
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(complete, live, prompt, **dict(CONTEXT))
-        who_computes(prefill).kill()
+        who_computes(prefill, asked).kill()
         answer = asked.result()
     wait_for(lambda: all(map(collector.named, ROOTS)) and not collector.orphans())
 
@@ -148,6 +163,8 @@ async def test_no_panel_of_a_live_deployment_is_empty_and_nothing_is_told_twice(
         return [port for role in roles for _, port in pages(live.server, role)]
 
     await asyncio.to_thread(wait_for, lambda: len(found()) == NUM_GATEWAYS + 3)
+    requests = "baton_gateway_requests_total{"
+    num_before = sum(sum(told(port, requests)) for _, port in pages(live.server, "Gateway"))
     over = Event()
     asking = asyncio.create_task(asyncio.to_thread(keep_asking, live, over))
     with prometheus(tmp_path, [Targets(ports=found())]) as url:
@@ -159,24 +176,24 @@ async def test_no_panel_of_a_live_deployment_is_empty_and_nothing_is_told_twice(
             ]
             empty = await until_nothing_is_left(http, asked)
             over.set()
-            num_asked = await asking
+            num_in_all = num_before + await asking
             times = {kind: await times_told(http, kind) for kind in ("gateway", "planner|replica")}
             counted = 0.0
-            while counted < num_asked:  # the last scrape was before the last request
+            while counted < num_in_all:  # the last scrape was before the last request
                 await asyncio.sleep(1)
                 [counted] = await ask(http, "sum(baton_gateway_requests_total)")
 
     assert not empty
     assert times == {"gateway": NUM_GATEWAYS, "planner|replica": 1}
-    assert counted == num_asked
+    assert counted == num_in_all
 
 
 def keep_asking(live: Live, over: Event) -> int:
-    """Different prompts, some of them again, until it is over. How many in all, with the first."""
+    """Different prompts, some of them again, until it is over. How many in all."""
     for number in count(1):
         start = number % 40 * 31
         answer = complete(live, CODE[start : start + 700])
         assert answer.status_code == STATUS_OK, answer.text
         if over.is_set():
             break
-    return number + 1
+    return number

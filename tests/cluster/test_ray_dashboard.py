@@ -23,7 +23,7 @@ from baton.client.errors import BatonClientError
 
 pytestmark = [pytest.mark.cluster, pytest.mark.wide]
 
-LIMIT_S = 90.0
+LIMIT_S = 180.0
 SELECTOR = re.compile(r"(\w*)\{([^}]*)\}")
 MATCHER = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*(?:"([^"]*)"|\'([^\']*)\')')
 NOT_HERE = ("multiplexed", "in_backoff")
@@ -89,7 +89,8 @@ def calls(samples: list[Sample], route: str) -> float:
     return sum(
         sample.value
         for sample in samples
-        if sample.name == "ray_serve_num_http_requests_total" and sample.labels["route"] == route
+        if sample.name == "ray_serve_num_http_requests_total"
+        and (sample.labels["application"], sample.labels["route"]) == ("baton", route)
     )
 
 

@@ -55,7 +55,8 @@ def registries(app: Deployed) -> dict[str, dict[str, Any]]:
 
 
 def is_anew(app: Deployed, name: str, pid: int) -> bool:
-    return registries(app)[name]["pid"] not in (pid, None)
+    row = registries(app).get(name, {})  # for a moment it may have none
+    return row.get("pid") not in (pid, None)
 
 
 def heard(app: Deployed) -> dict[str, int]:

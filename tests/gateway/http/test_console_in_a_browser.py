@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.wide, needs("chromium")]
 CTRL = 2
 HOSTILE = "<img src=x onerror=\"document.title='run'\"><script>document.title='run'</script>"
 ENDED = "document.getElementById('progress').textContent.match(/^(Done|Stopped|Failed).*/)?.[0]"
+ANSWERED = "[...document.querySelectorAll('#turns .text')].at(-1)?.textContent"
 MADE = "document.querySelectorAll('body img, body script, [onerror]').length"
 NAMED = {"button", "link", "textbox", "spinbutton", "combobox", "image", "table", "region"}
 
@@ -67,7 +68,10 @@ async def test_an_answer_is_timed_its_way_drawn_and_its_replicas_are_shown() -> 
         gateway_over(fleet, admin_port=0) as server,
         console(f"http://127.0.0.1:{server.http_port}") as page,
     ):
-        await ask(page, "the quick brown fox")
+        with fleet.halting_at(12) as go_on:  # or all tokens might arrive at once, without a gap
+            await ask(page, "the quick brown fox")
+            await page.until(ANSWERED)
+            go_on()
         ended = await page.until(ENDED)
         num_bars = await page.value("document.querySelectorAll('.gap').length")
         way = await text(page, ".lanes")
@@ -148,7 +152,7 @@ async def test_an_answer_is_stopped_and_one_that_fails_says_why() -> None:
     script = Script(tokens=tokens_of("one two three four five"), stalls_after=3)
     async with serving(script) as gateway, console(gateway.url) as page:
         await ask(page, "count")
-        await page.until("[...document.querySelectorAll('#turns .text')].at(-1)?.textContent")
+        await page.until(ANSWERED)
         await page.value("document.getElementById('stop').click()")
         stopped = await page.until(ENDED)
         await soon(gateway.dispatcher.stopped)
