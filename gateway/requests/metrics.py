@@ -1,7 +1,7 @@
 """A gateway's Prometheus metrics of its requests.
 
-Tenants are those of the configuration, which bounds the number of series. Existing dashboards and
-autoscalers can have the same metrics under vLLM's names (`vllm_families`).
+Tenants and adapters are those of the configuration, which bounds the number of series. Existing
+dashboards and autoscalers can have the same metrics under vLLM's names (`vllm_families`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from baton.core.messages import Receipt
 from baton.core.metrics import Counter, Family, Histogram, gauge, renamed
+from baton.gateway.requests.generations.generation import Generation
 
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 TOTAL_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -17,6 +18,8 @@ TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 WAIT_BUCKETS_S = (0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 PREFIX = "baton_gateway_"
+WHOSE = ("tenant", "adapter")
+"""Labels; either is empty for requests without it."""
 
 
 class GatewayMetrics:
@@ -25,7 +28,7 @@ class GatewayMetrics:
     def __init__(self) -> None:
         self.num_open = 0
         self.requests = _counter(
-            "requests_total", "Generations that ended, by outcome", ("outcome", "tenant")
+            "requests_total", "Generations that ended, by outcome", ("outcome", *WHOSE)
         )
         self.calls = _counter(
             "calls_total",
@@ -50,16 +53,16 @@ class GatewayMetrics:
             "Lines of batches: answered, failed, or given up for others and run again",
             ("outcome",),
         )
-        self.prompt_tokens = _counter("prompt_tokens_total", "Tokens of prompts", ("tenant",))
+        self.prompt_tokens = _counter("prompt_tokens_total", "Tokens of prompts", WHOSE)
         self.cached_tokens = _counter(
-            "cached_tokens_total", "Prompt tokens found in a cache", ("tenant",)
+            "cached_tokens_total", "Prompt tokens found in a cache", WHOSE
         )
         self.cache_write_tokens = _counter(
             "cache_write_tokens_total",
             "Prompt tokens before a cache point that were not in a cache until then",
-            ("tenant",),
+            WHOSE,
         )
-        self.output_tokens = _counter("output_tokens_total", "Tokens given to clients", ("tenant",))
+        self.output_tokens = _counter("output_tokens_total", "Tokens given to clients", WHOSE)
         self.attempts = _counter(
             "attempts_total", "Attempts of generations that ended: one each if nothing was lost"
         )
@@ -81,14 +84,15 @@ class GatewayMetrics:
         )
 
     def count_ended(
-        self, outcome: str, tenant: str, receipt: Receipt, num_prompt: int, num_output: int
+        self, outcome: str, generation: Generation, receipt: Receipt, num_output: int
     ) -> None:
-        self.requests.add(1, outcome, tenant)
+        whose = generation.tenant, generation.adapter
+        self.requests.add(1, outcome, *whose)
         self.attempts.add(receipt.attempts)
-        self.prompt_tokens.add(num_prompt, tenant)
-        self.cached_tokens.add(receipt.cached_tokens, tenant)
-        self.cache_write_tokens.add(receipt.cache_write_tokens, tenant)
-        self.output_tokens.add(num_output, tenant)
+        self.prompt_tokens.add(len(generation.prompt), *whose)
+        self.cached_tokens.add(receipt.cached_tokens, *whose)
+        self.cache_write_tokens.add(receipt.cache_write_tokens, *whose)
+        self.output_tokens.add(num_output, *whose)
 
     def families(self) -> Iterator[Family]:
         yield gauge(f"{PREFIX}open_requests", "Generations under way", self.num_open)

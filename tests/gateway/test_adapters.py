@@ -71,6 +71,18 @@ async def test_the_model_of_a_request_names_its_adapter_and_so_does_the_answer(p
             assert answer["model"] == (adapter or MODEL)
 
 
+async def test_metrics_count_what_was_asked_of_each_adapter() -> None:
+    script = Script(tokens=tokens_of(" fox"))
+    async with serving(script, model=MODEL_WITH) as gateway:
+        for name in ("sql", "sql", "small"):
+            await post(gateway, "/v1/completions", model=name, **COMPLETION)
+        page = gateway.server.metrics_page()
+
+    labels = f'model="{MODEL}",outcome="ok",tenant=""'
+    for adapter, number in (("sql", 2), ("", 1)):
+        assert f'requests_total{{{labels},adapter="{adapter}"}} {number}' in page
+
+
 @pytest.mark.parametrize("path", [*BODIES][:3])
 async def test_so_does_every_event_of_a_stream(path: str) -> None:
     _, body = BODIES[path]

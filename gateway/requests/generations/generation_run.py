@@ -112,8 +112,7 @@ class GenerationRun:
             seconds = self._clock() - self._made_at
             if self.is_complete:
                 self._metrics.total_s.observe(seconds)
-            num_prompt, tenant = len(self.generation.prompt), self.generation.tenant
-            self._metrics.count_ended(outcome, tenant, self.receipt, num_prompt, self.num_delivered)
+            self._metrics.count_ended(outcome, self.generation, self.receipt, self.num_delivered)
             self._span.end(outcome, self.receipt)
 
     async def _close_after(self, error: BaseException | None) -> None:

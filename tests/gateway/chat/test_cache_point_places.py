@@ -266,7 +266,9 @@ async def test_usage_tells_cache_writes_from_reads() -> None:
     assert chat.usage.prompt_tokens_details.cache_write_tokens == 3
     assert response.usage.input_tokens_details.cached_tokens == 2
     assert response.usage.input_tokens_details.cache_write_tokens == 3
-    assert 'baton_gateway_cache_write_tokens_total{model="org/tiny",tenant=""} 6' in metrics
+    assert (
+        'baton_gateway_cache_write_tokens_total{model="org/tiny",tenant="",adapter=""} 6' in metrics
+    )
 
 
 async def test_a_request_without_points_has_none() -> None:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 from tests.browser import Page, browsing
 from tests.gateway.resumable.test_resumable_fleet import engine_for_text, gateway_over
-from tests.gateway.scripted import Script, ScriptedDispatcher, serving, soon, tokens_of
+from tests.gateway.scripted import (
+    Script,
+    ScriptedDispatcher,
+    make_model,
+    serving,
+    soon,
+    tokens_of,
+)
 from tests.in_process_fleet import running_fleet
 from tests.tools import needs
 
@@ -22,6 +29,7 @@ CTRL = 2
 HOSTILE = "<img src=x onerror=\"document.title='run'\"><script>document.title='run'</script>"
 ENDED = "document.getElementById('progress').textContent.match(/^(Done|Stopped|Failed).*/)?.[0]"
 ANSWERED = "[...document.querySelectorAll('#turns .text')].at(-1)?.textContent"
+TURNS = "document.querySelectorAll('#turns li').length"
 MADE = "document.querySelectorAll('body img, body script, [onerror]').length"
 NAMED = {"button", "link", "textbox", "spinbutton", "combobox", "image", "table", "region"}
 
@@ -167,6 +175,19 @@ async def test_an_answer_is_stopped_and_one_that_fails_says_why() -> None:
     assert stopped.startswith("Stopped")
     assert failed == "all are gone"
     assert alerts == 0
+
+
+async def test_an_adapter_is_asked_where_there_is_a_choice() -> None:
+    model = replace(make_model(), adapters={"sql": "/models/sql"})
+    async with serving(model=model) as gateway, console(gateway.url) as page:
+        await page.until("!document.getElementById('model-label').hidden")
+        await ask(page, "first")
+        await page.until(f"{ENDED}?.startsWith('Done')")
+        await page.value("document.getElementById('model').value = 'sql'")
+        await ask(page, "then")
+        await page.until(f"{ENDED}?.startsWith('Done') && {TURNS} === 4")
+
+    assert [one.adapter for one in gateway.dispatcher.generations] == ["", "sql"]
 
 
 async def test_everything_has_a_name_and_the_keyboard_reaches_it() -> None:

@@ -15,8 +15,11 @@ from tests.in_process_fleet import running_fleet
 from tests.platform.planner.planned_deployment import GATEWAY, RULES, Deployment
 from tests.platform.worker_groups.world import World
 
+from baton.core.ids import new_request_id
 from baton.core.metrics import Family, exposition
 from baton.core.replicas import Role
+from baton.core.sampling import SamplingParams
+from baton.gateway.requests.generations.generation import Generation
 from baton.gateway.requests.metrics import GatewayMetrics
 from baton.platform.cluster.registry.planner_link import PlannerLink
 from baton.platform.observe.config import MetricsConfig
@@ -63,7 +66,8 @@ async def exported() -> Labels:
         pages = [ReplicaPage(replica, config).text() for replica in fleet.replicas.values()]
         metrics = GatewayMetrics()
         metrics.calls.add(1, "Chat", "OK")
-        metrics.count_ended("ok", "acme", (await fleet.ask([5, 6])).receipt, 1, 1)
+        asked = Generation(request_id=new_request_id(), prompt=(5, 6), sampling=SamplingParams())
+        metrics.count_ended("ok", asked, (await fleet.ask([5, 6])).receipt, 1)
         families = (*metrics.families(), *fleet.dispatcher.metrics())
         planner = told_by_a_planner(nodes="kuberay")
         link = PlannerLink(fleet.dispatcher, {})

@@ -22,7 +22,10 @@ from tests.platform.observe.prometheus import (
 from tests.platform.observe.test_dashboards import told_by_a_planner, told_by_an_adapter
 from tests.tools import needs
 
+from baton.core.ids import new_request_id
 from baton.core.metrics import Family, exposition
+from baton.core.sampling import SamplingParams
+from baton.gateway.requests.generations.generation import Generation
 from baton.gateway.requests.metrics import GatewayMetrics
 from baton.platform.observe.config import MetricsConfig
 from baton.platform.observe.process_port import ProcessPages, ProcessPort
@@ -125,12 +128,15 @@ def gateway_page(fleet: Fleet, gateway: GatewayMetrics, told: Sequence[Family]) 
 
 async def keep_asking(fleet: Fleet, gateways: Sequence[GatewayMetrics]) -> None:
     number = 0
+    asked = Generation(
+        request_id=new_request_id(), prompt=(5,) * 6, sampling=SamplingParams(), tenant="acme"
+    )
     while True:
         number += 1
         answer = await fleet.ask([number % 97, 6, 7, 8, 9, 10])
         for gateway in gateways:
             gateway.calls.add(1, "Chat", "OK")
-            gateway.count_ended("ok", "acme", answer.receipt, 6, 12)
+            gateway.count_ended("ok", asked, answer.receipt, 12)
             for histogram in (gateway.first_token_s, gateway.token_s, gateway.total_s):
                 histogram.observe(0.1)
             gateway.admission_s.observe(0.01)

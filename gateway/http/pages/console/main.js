@@ -13,7 +13,7 @@ let firstView = VIEWS[0];
 const api = new Api();
 const requests = new Requests(api);
 const replicas = new Replicas(api);
-new Playground(api, (answer) => requests.add(answer));
+const playground = new Playground(api, (answer) => requests.add(answer));
 
 /** The address says which view: #playground, #request/ID, #replicas. */
 function show() {
@@ -58,7 +58,9 @@ async function tellServed() {
   if (firstView !== VIEWS[0]) return; // nor does it tell of models
   try {
     const { data } = await api.get("v1/models");
-    byId("served").textContent = `serves ${data.map(({ id }) => id).join(", ")}`;
+    const names = data.map(({ id }) => id);
+    byId("served").textContent = `serves ${names.join(", ")}`;
+    playground.offer(names);
   } catch {
     byId("served").textContent = api.hasKey ? "" : "console"; // its model is told to who has a key
   }

@@ -31,6 +31,14 @@ export class Playground {
     byId("begin-anew").addEventListener("click", () => this.#beginAnew());
   }
 
+  /** Lets the user choose among the names of the model and its adapters. */
+  offer(names) {
+    const chosen = byId("model").value;
+    byId("model").replaceChildren(...names.map((name) => element("option", {}, name)));
+    if (names.includes(chosen)) byId("model").value = chosen;
+    byId("model-label").hidden = names.length < 2;
+  }
+
   async #send() {
     const prompt = byId("prompt").value;
     if (this.#abort || !prompt.trim()) return;
@@ -49,7 +57,7 @@ export class Playground {
       const path = isChat ? "v1/chat/completions" : "v1/completions";
       const events = this.#api.stream(
         path,
-        { ...body, ...options(form), ...EXTRAS },
+        { ...body, ...model(form), ...options(form), ...EXTRAS },
         answer.id,
         abort.signal,
       );
@@ -230,6 +238,11 @@ function addTurn(who, text) {
 function system(form) {
   const content = form.get("system");
   return content.trim() ? [{ role: "system", content }] : [];
+}
+
+/** The name that is chosen, once names are known. */
+function model(form) {
+  return form.get("model") ? { model: form.get("model") } : {};
 }
 
 /** Only what was filled in: the rest is the model's own. */
