@@ -19,7 +19,7 @@ import torch
 from baton.core.errors import InvalidConfig
 from baton.core.kv_layout import KvLayout
 from baton.engine.checkpoint.active_parameters import active_parameters
-from baton.engine.checkpoint.adapters.placed_adapters import NONE, place_adapters
+from baton.engine.checkpoint.adapters.placed_adapters import NO_ADAPTERS, place_adapters
 from baton.engine.checkpoint.deterministic import WORD, check_deterministic, fix_order
 from baton.engine.checkpoint.dummy import dummy_entries
 from baton.engine.checkpoint.files.tensor_files import StoredEntry, TensorEntry, read_entries
@@ -111,7 +111,7 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
     deterministic: bool = False,
     max_model_len: int | None = None,
     streaming: Streaming | None = None,
-    adapters: Mapping[str, Path] = NONE,
+    adapters: Mapping[str, Path] = NO_ADAPTERS,
     progress: Progress | None = None,
     groups: MeshGroups = ONE_RANK,
 ) -> LoadedModel:
@@ -275,7 +275,7 @@ def check_model(  # noqa: PLR0913  # what the configuration says of a model
     deterministic: bool = False,
     device: str | None = None,
     streaming: Streaming | None = None,
-    adapters: Mapping[str, Path] = NONE,
+    adapters: Mapping[str, Path] = NO_ADAPTERS,
 ) -> None:
     """Raise the error that `load_model` would raise on one rank, without reading any weights.
 

@@ -47,6 +47,7 @@ from baton.engine.request.request import Phase, Request
 from baton.engine.schedule.drafted_chunks import NO_DRAFTS, Drafts, ScheduledChunk, with_drafts
 from baton.engine.schedule.persistent_batch import PersistentBatch
 from baton.engine.schedule.preemption import victim_for, will_free_blocks_for
+from baton.engine.schedule.refusals import Refusals
 from baton.engine.schedule.waiting_queue import WaitingQueue
 
 MAX_OVERTAKEN = 64
@@ -94,18 +95,10 @@ class Scheduler:
         """Free slots for open blocks (`Request.open_slot`)."""
         self._adopted = WaitingQueue()
         self._waiting = WaitingQueue()
-        self._over_share: set[Request] = set()
-        """Requests that wait because their tenant is at its block limit, not because the pool is
-        full."""
+        self._refusals = Refusals(pool)
         self._persistent_batch: PersistentBatch | None = None
         self._persistent_chunks: list[ScheduledChunk] = []
-        self._stuck_at: int | None = None
-        """`pool.num_releases` at the time when no waiting request could be admitted; None when
-        admission is worth trying again."""
         self._num_arrived = 0
-        self._refused: dict[str, tuple[Request, int]] = {}
-        """By tenant: its first waiting request that did not fit, and `pool.num_releases` at that
-        time."""
 
     @property
     def num_running(self) -> int:
@@ -150,7 +143,7 @@ class Scheduler:
         """Queue a request; one with computed tokens must hold the blocks of all of them."""
         self._num_arrived += 1
         request.arrival = self._num_arrived
-        self._stuck_at = None
+        self._refusals.reconsider()
         queue = self._adopted if request.num_computed else self._waiting
         queue.add(request)
 
@@ -290,7 +283,7 @@ class Scheduler:
         while budget and not self._is_full:
             request = self._next_admissible()
             if request is None:
-                self._stuck_at = self.pool.num_releases
+                self._refusals.refuse_all()
                 break
             request.phase, request.open_slot = Phase.RUNNING, self._free_slots.pop()
             self._persistent_batch = None
@@ -312,11 +305,9 @@ class Scheduler:
 
     @property
     def _is_stuck(self) -> bool:
-        """Whether no waiting request could be admitted and no block has been released since.
-
-        Always False while nothing runs: blocks held outside the scheduler may become free.
-        """
-        return bool(self._running) and self._stuck_at == self.pool.num_releases
+        """Whether trying to admit a request is of no use. Always False while nothing runs: blocks
+        held outside the scheduler may become free."""
+        return bool(self._running) and self._refusals.are_of_all
 
     def _next_admissible(self) -> Request | None:
         """Take the next request out of its queue, with blocks for all its pending tokens; None if
@@ -331,7 +322,8 @@ class Scheduler:
     @property
     def _head(self) -> Request | None:
         """The first waiting request that is not held up by its own tenant's limit."""
-        return next((head for head in self._waiting.heads() if head not in self._over_share), None)
+        is_over_share = self._refusals.is_over_share
+        return next((head for head in self._waiting.heads() if not is_over_share(head)), None)
 
     def _next_adopted(self) -> Request | None:
         for adopted in self._in_turn(self._adopted):
@@ -341,7 +333,7 @@ class Scheduler:
                     head.num_overtaken += 1
                 self._adopted.discard(adopted)
                 return adopted
-            self._note_share(adopted, has_blocks=False)
+            self._refusals.note_share(adopted)
         return None
 
     def _next_waiting(self) -> Request | None:
@@ -365,7 +357,7 @@ class Scheduler:
             if is_pool_full and not self.pool.supply.is_kept_for(request.tenant, num_blocks):
                 continue
             yield request
-            is_pool_full |= request not in self._over_share
+            is_pool_full |= not self._refusals.is_over_share(request)
 
     def _grow_adopted(self, adopted: Request) -> bool:
         num_tokens = len(adopted.tokens)
@@ -381,8 +373,8 @@ class Scheduler:
 
     def _reserve(self, request: Request) -> bool:
         will_wait = self._will_free_blocks_for(request.tenant)
-        if will_wait and self._refused.get(request.tenant) == (request, self.pool.num_releases):
-            return False  # no block was released since: do not hash a long prompt in every step
+        if will_wait and self._refusals.stands(request):
+            return False
         num_cached = self._try_to_reserve(request)
         while num_cached is None and not will_wait:
             # A tenant at its limit has no running request here, as `will_wait` is false.
@@ -391,23 +383,15 @@ class Scheduler:
             if not self._get_blocks_for(request.tenant, may_reclaim=may_reclaim):
                 break
             num_cached = self._try_to_reserve(request)
-        self._note_share(request, has_blocks=num_cached is not None)
         if num_cached is None:
-            self._refused[request.tenant] = request, self.pool.num_releases
+            self._refusals.refuse(request)
             return False
-        self._refused.pop(request.tenant, None)
         request.num_overtaken = 0
         request.num_computed = num_cached
         if not request.num_preemptions:
             request.num_cached = num_cached
             request.num_looked_up = 0 if request.needs_every_token else len(request.tokens)
         return True
-
-    def _note_share(self, request: Request, *, has_blocks: bool) -> None:
-        if not has_blocks and self.pool.supply.is_at_limit(request.tenant):
-            self._over_share.add(request)
-        else:
-            self._over_share.discard(request)
 
     def _get_blocks_for(self, tenant: str, *, may_reclaim: bool = True) -> bool:
         """Free some blocks for `tenant`; returns whether any were. Pinned blocks go first, as no
@@ -455,11 +439,7 @@ class Scheduler:
         self._adopted.discard(request)
         self._waiting.discard(request)
         self.pool.release(request.holder)
-        self._stuck_at = None
-        self._refused.pop(request.tenant, None)
-        if self._over_share:
-            of_others = {other for other in self._over_share if other.tenant != request.tenant}
-            self._over_share = of_others
+        self._refusals.forget(request.tenant)
 
     def _chunk_len(self, request: Request, budget: int) -> int:
         limit = self.config.prefill_chunk or budget

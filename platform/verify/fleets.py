@@ -78,11 +78,12 @@ class Fleet:
         self, prompts: Sequence[Prompt], sampling: SamplingParams, *, at_once: bool
     ) -> list[Answer]:
         """With adapters, prompts take turns: the model alone, then each adapter."""
-        turns = cycle(("", *self.decode.core.engine.info.adapters))
-        asked = [self.ask(prompt, sampling, next(turns)) for prompt in prompts]
+        adapters = cycle(("", *self.decode.core.engine.info.adapters))
+        pairs = zip(prompts, adapters, strict=False)
+        asked = (self.ask(prompt, sampling, adapter) for prompt, adapter in pairs)
         if at_once:
             return list(await asyncio.gather(*asked))
-        return [await each for each in asked]
+        return [await each for each in asked]  # begun one by one: none is left if one fails
 
     async def leaks(self) -> list[str]:
         """What the auditors find once everything has had the time to come to rest."""

@@ -32,7 +32,7 @@ from baton.engine.sharding.cutting import Cutter
 from baton.engine.sharding.placement import WeightPlacement
 from baton.kernels.products.low_rank import LowRank
 
-NONE: Mapping[str, Path] = {}
+NO_ADAPTERS: Mapping[str, Path] = {}
 WEIGHT = ".weight"
 
 
