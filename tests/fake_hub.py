@@ -8,8 +8,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import pytest
 from tests.served import served
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -103,6 +105,17 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "GET":
             self.wfile.write(body)
+
+
+def ask_only(hub: FakeHub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make it the only hub for this process, with caches of its own in `folder`."""
+    constants = "huggingface_hub.constants"
+    template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(f"{constants}.ENDPOINT", hub.url)
+    monkeypatch.setattr(f"{constants}.HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(f"{constants}.HF_HUB_CACHE", str(folder / "hf"))
+    monkeypatch.setenv("BATON_MODEL_CACHE", str(folder / "cache"))
+    monkeypatch.setattr(f"{constants}.HF_HUB_OFFLINE", False)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.fake_hub import FakeHub, fake_hub
+from tests.fake_hub import FakeHub, ask_only, fake_hub
 from tests.file_server import FileServer
 from tests.platform.models.fetched_files import FILES, contents
 from tests.platform.models.test_lent_models import OtherNode
@@ -38,14 +38,8 @@ def configured(**adapters: object) -> DeploymentConfig:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    constants = "huggingface_hub.constants"
     with fake_hub(REPO, {**ADAPTER, **BESIDE}) as hub:
-        template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(f"{constants}.ENDPOINT", hub.url)
-        monkeypatch.setattr(f"{constants}.HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(f"{constants}.HF_HUB_CACHE", str(tmp_path / "hf"))
-        monkeypatch.setenv("BATON_MODEL_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(f"{constants}.HF_HUB_OFFLINE", False)
+        ask_only(hub, tmp_path, monkeypatch)
         yield hub
 
 

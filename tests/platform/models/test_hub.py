@@ -8,7 +8,7 @@ from pathlib import Path
 from threading import Lock
 
 import pytest
-from tests.fake_hub import COMMIT, FakeHub, fake_hub
+from tests.fake_hub import COMMIT, FakeHub, ask_only, fake_hub
 
 from baton.core.errors import CheckpointError
 from baton.platform.models.listing import choose_files
@@ -49,14 +49,8 @@ class Report:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    constants = "huggingface_hub.constants"
     with fake_hub(REPO, dict(FILES)) as hub:
-        template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(f"{constants}.ENDPOINT", hub.url)
-        monkeypatch.setattr(f"{constants}.HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(f"{constants}.HF_HUB_CACHE", str(tmp_path / "hf"))
-        monkeypatch.setenv("BATON_MODEL_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(f"{constants}.HF_HUB_OFFLINE", False)
+        ask_only(hub, tmp_path, monkeypatch)
         yield hub
 
 
