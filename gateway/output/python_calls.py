@@ -133,18 +133,16 @@ def _in_quotes(reader: TextReader, quote: str) -> Parse[str]:
 def _write(out: PieceWriter, name: str, text: str, schema: Mapping[str, Any] | None) -> None:
     """Raises Malformed."""
     try:
-        called = ast.parse(f"f{text}", mode="eval").body
+        source = f"f{text}"
+        called = ast.parse(source, mode="eval").body
         if not isinstance(called, ast.Call) or called.args:
             raise Malformed
-        values = {
-            each.arg: ast.literal_eval(_JsonWords().visit(each.value))
-            for each in called.keywords
-            if each.arg
-        }
-        written = {
-            key: json.dumps(value, ensure_ascii=False, allow_nan=False)
-            for key, value in values.items()
-        }
+        values, written = dict[str, Any](), dict[str, str]()
+        for each in called.keywords:
+            if each.arg:
+                own_text = ast.get_source_segment(source, each.value) or ""
+                value = values[each.arg] = ast.literal_eval(_JsonWords().visit(each.value))
+                written[each.arg] = _in_json(value, own_text)
         "".join(written.values()).encode()  # an unpaired surrogate cannot be sent
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         raise Malformed from error
@@ -159,6 +157,15 @@ def _write(out: PieceWriter, name: str, text: str, schema: Mapping[str, Any] | N
         is_quoted = isinstance(value, str) and types and "string" not in types
         arguments.write(value_of(value, types) if is_quoted else written[key])
     arguments.end()
+
+
+def _in_json(value: object, own_text: str) -> str:
+    """Raises ValueError if it cannot be JSON."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError:  # a number beyond a float's range: a client may read it all the same
+        json.loads(own_text)
+        return own_text
 
 
 class _JsonWords(ast.NodeTransformer):

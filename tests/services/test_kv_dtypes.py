@@ -70,8 +70,11 @@ async def test_chunks_batches_prefix_hits_preemption_and_handoffs_change_no_toke
         assert await answers(alone, prompts, at_once=True) == expected  # on prefix hits
     squeezed = engines(folder, both(kv_dtype), chunk=7, num_blocks=24)
     async with running_fleet(prefill=0, make_engine=squeezed) as alone:
-        assert await answers(alone, prompts, at_once=True) == expected
         [engine] = alone.engines.values()
+        for _ in range(10):  # a request may have ended before the last of the others came
+            assert await answers(alone, prompts, at_once=True) == expected
+            if engine.stats.num_preempted:
+                break
         assert engine.stats.num_preempted > 0
     chunked = engines(folder, both(kv_dtype), chunk=7)
     async with running_fleet(prefill=1, make_engine=chunked) as apart:

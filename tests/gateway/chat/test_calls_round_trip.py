@@ -177,3 +177,16 @@ def test_what_the_grammar_writes_the_parser_reads(case: str, has_marks: bool, se
     parameters = {function.name: function.parameters or {} for function in FUNCTIONS}
     for name, arguments in calls:
         jsonschema.validate(json.loads(arguments), parameters[name])
+
+
+@pytest.mark.parametrize(
+    ("written_hours", "is_call"),
+    [("[5E787222, 1]", True), ("[-1e999]", True), ("['5', 1e999]", False)],
+)
+def test_numbers_beyond_floats_are_handed_on_where_they_are_json(
+    written_hours: str, is_call: bool
+) -> None:
+    _, calls = read("llama4", f'[get_weathers(where={{"name": "x"}}, hours={written_hours})]')
+
+    found = [arguments for _, arguments in calls]
+    assert found == ([f'{{"where": {{"name": "x"}}, "hours": {written_hours}}}'] * is_call)
